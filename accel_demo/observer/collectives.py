@@ -43,7 +43,7 @@ def _fields_of(entry: dict) -> dict:
     places = [[each["filename"], each["line"], each["name"]] for each in entry["frames"]]
     own = [place for place in places if is_own_file(place[0])]
     return {
-        "group": entry["process_group"][1],
+        "group": entry["process_group"][0],
         "number": entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"],
         "name": entry["profiling_name"].partition(":")[2] or entry["profiling_name"],
         "is_p2p": entry["is_p2p"],
@@ -51,5 +51,4 @@ def _fields_of(entry: dict) -> dict:
         "types": entry["input_dtypes"],
         "done": entry["retired"],
         "line": own[0] if own else None,
-        "inside": places[0][2] if places else None,
     }

@@ -21,6 +21,7 @@ _LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
     "<",
 )
+_CO_GENERATOR = 0x20  # inspect.CO_GENERATOR; importing inspect takes time
 
 
 class _Log:
@@ -105,12 +106,21 @@ def guarded(function):
 
 def line_of_script(skip: int = 1) -> list | None:
     """Return the innermost place in the script's own code, as [file, line, function]."""
+    frame = _frame_of_script(skip + 1)
+    return frame and [frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name]
+
+
+def is_in_generator() -> bool:
+    """Return True if the innermost function of the script is a generator."""
+    frame = _frame_of_script(2)
+    return frame is not None and bool(frame.f_code.co_flags & _CO_GENERATOR)
+
+
+def _frame_of_script(skip: int):
     frame = sys._getframe(skip)
-    while frame is not None:
-        if is_own_file(frame.f_code.co_filename):
-            return [frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name]
+    while frame is not None and not is_own_file(frame.f_code.co_filename):
         frame = frame.f_back
-    return None
+    return frame
 
 
 @functools.cache

@@ -12,11 +12,14 @@ from collections import deque
 from collections.abc import Mapping
 
 from . import limits
-from .events import emit, guarded, line_of_script, mute
+from .events import emit, guarded, is_in_generator, line_of_script, mute
+from .processes import wrap
 
+MOST_VALUES = 10_000  # tensors and containers in a batch
 MOST_COUNTED = 100_000  # batches of a loader without a length
 MOST_BATCHES = 400  # per process; the samples of further batches are not recorded
 _loaders: list = []  # of _ObservedLoader
+_makers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # iterator -> weak loader
 _passes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # iterator -> _ObservedPass
 _recorded = 0
 
@@ -40,6 +43,7 @@ class _ObservedPass:
 def observe_torch(torch) -> None:
     module = torch.utils.data.dataloader
     loader, iterator = module.DataLoader, module._BaseDataLoaderIter
+    wrap("__init__", _made, iterator)
     begin, reset = loader.__iter__, iterator._reset
     next_index, next_batch = iterator._next_index, iterator.__next__
 
@@ -89,6 +93,12 @@ def observe_torch(torch) -> None:
     worker._worker_loop = quiet_work
 
 
+@guarded
+def _made(iterator, loader=None, *_) -> None:
+    if loader is not None:
+        _makers[iterator] = weakref.ref(loader)
+
+
 def _state_of(iterator) -> _ObservedPass:
     if iterator not in _passes:
         _passes[iterator] = _ObservedPass()
@@ -108,19 +118,16 @@ def _begun(loader, iterator) -> None:
         sampler = sampler.batch_sampler.sampler
     emit(
         "pass",
+        in_generator=is_in_generator(),
         loader=state.loader,
         number=state.number,
         line=state.line,
         length=state.length,
         samples=_length(loader.dataset),
-        dataset=type(loader.dataset).__name__,
         identity=_identity(loader.dataset),
         sampler=type(sampler).__name__,
         shuffle=getattr(sampler, "shuffle", "Random" in type(sampler).__name__),
-        epoch=getattr(sampler, "epoch", None),
         batch_size=loader.batch_size,
-        workers=loader.num_workers,
-        loader_class=type(loader).__name__,
     )
 
 
@@ -143,7 +150,8 @@ def _identity(dataset) -> int | None:
     """
     if (fingerprint := getattr(dataset, "_fingerprint", None)) is not None:  # of Hugging Face
         return zlib.crc32(str(fingerprint).encode())
-    parts = [(name, _data_in(value)) for name, value in sorted(vars(dataset).items())]
+    attributes = getattr(dataset, "__dict__", {"itself": dataset})  # a list has none
+    parts = [(name, _data_in(value)) for name, value in sorted(attributes.items())]
     if not any(is_data for _, (_, is_data) in parts):
         return None
     return zlib.crc32(repr(parts).encode())
@@ -180,13 +188,15 @@ def _requested(iterator, indices) -> None:
 def _returned(iterator, batch) -> None:
     global _recorded
     state = _state_of(iterator)
+    if state.loader is None:  # a class such as StatefulDataLoader has its own __iter__
+        _begun(_makers[iterator](), iterator)
     state.batches += 1
     indices = state.indices.popleft() if state.indices else None
     details = {}
     if _recorded < MOST_BATCHES:
         _recorded += 1
         details = {"indices": _as_list(indices), "samples": fingerprints(batch)}
-    emit("batch", loader=state.loader, number=state.number, batch=state.batches - 1, **details)
+    emit("batch", loader=state.loader, number=state.number, **details)
 
 
 def _as_list(indices) -> list | None:
@@ -227,9 +237,11 @@ def fingerprints(batch) -> list[list[int]]:
     """Return one list per tensor in the batch, with a checksum for each of its samples."""
     torch = sys.modules["torch"]
     found: list[list[int]] = []
-    waiting: list = [batch]
-    while waiting:
-        value = waiting.pop(0)
+    waiting: deque = deque([batch])
+    for _ in range(MOST_VALUES):  # an object may contain itself
+        if not waiting:
+            break
+        value = waiting.popleft()
         if isinstance(value, torch.Tensor) and value.dim() and value.numel():
             found.append(_checksums(torch, value))
         elif isinstance(value, (list, tuple)):
@@ -239,6 +251,8 @@ def fingerprints(batch) -> list[list[int]]:
                 waiting += value
         elif isinstance(value, Mapping):  # for example a dict or BatchEncoding
             waiting += value.values()
+        elif hasattr(value, "__dict__") and not callable(value):  # for example a dataclass
+            waiting += vars(value).values()
     return found
 
 

@@ -92,7 +92,6 @@ def _connected() -> None:
         "connected",
         rank=dist.get_rank(),
         world=dist.get_world_size(),
-        backend=dist.get_backend(),
         line=line_of_script(3),
     )
 
@@ -132,9 +131,6 @@ def _constructed(accelerator, is_plain: bool) -> None:
     emit(
         "accelerator",
         processes=accelerator.num_processes,
-        distributed_type=str(accelerator.distributed_type),
-        device=str(accelerator.device),
-        accumulation=accelerator.gradient_accumulation_steps,
         is_plain=is_plain,
         line=line_of_script(4),
     )

@@ -16,8 +16,8 @@ from .loaders import fingerprints
 from .processes import wrap
 
 _optimizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizer -> _Window
-_state = {"backwards": 0, "scheduling": 0, "forwards": []}
-MOST_SUMS = 100  # steps whose event contains a sum per parameter
+_state = {"backwards": 0, "scheduling": 0, "forwards": [], "fsdp": False}
+BEGINNING = 4096  # bytes of each parameter that are compared before a step
 MOST_GRADIENTS = 20  # backward passes whose event contains a sum of the gradients
 MOST_FORWARDS = 1000  # between two backward passes
 
@@ -134,7 +134,7 @@ def _backward_done(before: list[int] | None) -> None:
 
 
 def _sum_of_gradients() -> int:
-    """Return a number that is equal only for equal gradients of all optimizers; 0 without any."""
+    """Return a number of the gradients of all optimizers, as `_sums` does; 0 without any."""
     held = [each for optimizer in list(_optimizers) for each in _parameters_of(optimizer)]
     sums = _sums([each.grad for each in held if each.grad is not None])
     return hash(tuple(sums)) if sums and any(sums) else 0
@@ -159,11 +159,11 @@ def _before_step(optimizer, args, kwargs) -> None:
         return
     window = _window_of(optimizer)
     limits.end_run_after(window.steps)
-    sums = _sums(_parameters_of(optimizer))
-    window.before = _total(sums)
+    parameters = _parameters_of(optimizer)
+    window.before = _total(_sums(parameters, most=BEGINNING))
     if window.steps == 0:
-        shapes = [list(each.shape) for each in _parameters_of(optimizer)]
-        emit("weights", optimizer=window.number, sums=sums, shapes=shapes)
+        shapes = [list(each.shape) for each in parameters]
+        emit("weights", optimizer=window.number, sums=_sums(parameters), shapes=shapes)
     if window.steps & (window.steps - 1) == 0:  # before the steps 0, 1, 2, 4, 8, …
         emit("models", models=_models(), optimizer=window.number)
 
@@ -174,7 +174,6 @@ def _after_step(optimizer, args, kwargs) -> None:
     if _stepping:
         return
     window, parameters = _window_of(optimizer), _parameters_of(optimizer)
-    sums = _sums(parameters)
     emit(
         "step",
         optimizer=window.number,
@@ -182,10 +181,8 @@ def _after_step(optimizer, args, kwargs) -> None:
         number=window.steps,
         line=line_of_script(4),
         backwards=_state["backwards"] - window.backwards_at_step,
-        sums=sums if window.steps < MOST_SUMS else None,
         before=window.before,
-        total=_total(sums),
-        rates=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+        total=_total(_sums(parameters)),
         parameters=len(parameters),
         without_gradient=[n for n, each in enumerate(parameters) if each.grad is None],
     )
@@ -199,14 +196,18 @@ def _total(sums: list[int] | None) -> int | None:
     return None if sums is None else hash(tuple(sums))
 
 
-def _sums(parameters) -> list[int] | None:
-    """Return one number per parameter, equal only for equal bits, or None if it is a shard."""
+def _sums(tensors, most: int | None = None) -> list[int] | None:
+    """Return a number per tensor, of its first `most` bytes. Different bits change it, as a rule.
+
+    Returns None if the tensors are shards of larger ones, because ranks may then differ.
+    """
     torch = sys.modules["torch"]
     sums = []
-    for parameter in parameters:
-        if type(parameter.data) is not torch.Tensor:  # for example a DTensor
+    for tensor in tensors:
+        is_flat = _state["fsdp"] or getattr(tensor, "_is_flat_param", False)
+        if is_flat or type(tensor.data) is not torch.Tensor:  # for example a DTensor
             return None
-        content = parameter.detach().contiguous().view(-1).view(torch.uint8)
+        content = tensor.detach().contiguous().view(-1).view(torch.uint8)[:most]
         whole = len(content) // 8 * 8
         value = content[:whole].view(torch.int64).sum().item() if whole else 0
         sums.append(value ^ int(content[whole:].long().sum()) if whole < len(content) else value)
@@ -279,7 +280,6 @@ def _models() -> list[dict]:
                 "class": type(module).__name__,
                 "inner": type(getattr(module, "module", None)).__name__,
                 "replica": _replicas.known(module),
-                "training": module.training,
                 "parameters": [
                     [name, holders.get(id(each)), each.requires_grad, each.grad is not None]
                     for name, each in parameters
@@ -335,6 +335,20 @@ def _observe_schedule(owner) -> None:
     owner.step = observed
 
 
+def observe_fsdp(module) -> None:
+    """Notice FullyShardedDataParallel: with `use_orig_params`, its shards look like tensors."""
+    wrap("__init__", lambda *_: _state.update(fsdp=True), module.FullyShardedDataParallel)
+
+
+def observe_tensor_parallel(module) -> None:
+    wrap("parallelize_module", lambda *_: _divided(), module)
+
+
+@guarded
+def _divided() -> None:
+    emit("tensor parallel", line=line_of_script(5))
+
+
 def observe_accelerate(accelerate) -> None:
     _observe_schedule(accelerate.scheduler.AcceleratedScheduler)
     wrap("prepare", _prepared, accelerate.Accelerator)
@@ -369,7 +383,5 @@ def _scheduled(scheduler, before: int) -> None:
             scheduler=_schedulers.of(inner),
             name=type(inner).__name__,
             optimizer=_window_of(getattr(optimizer, "optimizer", optimizer)).number,
-            advanced=advanced,
-            wrapped=inner is not scheduler,
             line=line_of_script(4),
         )

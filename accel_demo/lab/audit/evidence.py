@@ -98,30 +98,29 @@ class Rank:
     def training_passes(self) -> dict[int, list[list[dict]]]:
         """Map each loader that is used for training to its passes, each a list of batches.
 
-        A loader is used for training if a backward pass follows one of its batches, or the end of
-        its pass, before another loader is read, and if an optimizer step uses its gradients.
-        (Accelerate reads one batch ahead: the end of the pass comes before the last backward pass.)
+        A pass is used for training if a backward pass follows one of its batches, or its end,
+        before another loader is read, and if an optimizer step uses the gradients. (Accelerate
+        reads one batch ahead: the end of the pass comes before the last backward pass.)
         """
-        passes: dict[int, dict[int, list[dict]]] = {}
-        trained: set[int] = set()
-        waiting: set[int] = set()  # loaders whose gradients no step has used yet
-        latest = -1
+        batches: dict[tuple[int, int], list[dict]] = {}
+        trained: set[tuple[int, int]] = set()
+        waiting: set[tuple[int, int]] = set()  # passes whose gradients no step has used yet
+        latest = None
         for event in self.events:
             if event["kind"] in ("batch", "pass end"):
-                latest = event["loader"]
+                latest = event["loader"], event["number"]
             if event["kind"] == "batch":
-                passes.setdefault(latest, {}).setdefault(event["number"], []).append(event)
-            elif event["kind"] == "backward" and latest >= 0:
+                batches.setdefault((event["loader"], event["number"]), []).append(event)
+            elif event["kind"] == "backward" and latest in batches:
                 waiting.add(latest)
             elif event["kind"] == "step":
                 trained |= waiting
             if event["kind"] in ("step", "thrown"):
                 waiting.clear()
-        return {
-            loader: [batches for _, batches in sorted(numbers.items())]
-            for loader, numbers in passes.items()
-            if loader in trained
-        }
+        passes: dict[int, list[list[dict]]] = {}
+        for loader, number in sorted(trained):
+            passes.setdefault(loader, []).append(batches[loader, number])
+        return passes
 
     def pass_of(self, loader: int, number: int = 0) -> dict:
         """Return the event with which a pass of a loader began."""
@@ -186,6 +185,8 @@ class Evidence:
     def require_data_parallel(self) -> None:
         """Raise `NotChecked` unless the ranks were connected, and train the same parameters."""
         self.require_connected()
+        if any(self.counts("tensor parallel")):
+            raise NotChecked("tensors are divided between the ranks: this is not data-parallel")
         starts = [rank.first("weights") for rank in self.ranks]
         if len({str(each["shapes"]) for each in starts if each}) > 1:
             raise NotChecked("each rank trains other parameters: this is not data-parallel")

@@ -16,7 +16,11 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     if len(ranks) < 2:
         raise NotChecked("no data loader was used for training")
     unknown = False
-    passes = [[each for each in rank.of("pass") if _is_training(rank, each)] for rank in ranks]
+    passes = [_training_passes(rank) for rank in ranks]
+    if any(begin["in_generator"] for begins in passes for begin in begins):
+        raise NotChecked("a generator repeats the loader, so training may count steps")
+    if all(rank.end and not rank.error and not rank.of("enough") for rank in ranks):
+        return  # nobody has waited for a rank without batches
     for number, begins in enumerate(zip(*passes, strict=False)):
         if len({str(begin["line"]) for begin in begins}) > 1:
             break  # the ranks read different loaders
@@ -41,8 +45,14 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         raise NotChecked("a loader has no length, and was shortened (see --batches)")
 
 
-def _is_training(rank: Rank, begin: dict) -> bool:
-    return begin["loader"] in rank.training_passes
+def _training_passes(rank: Rank) -> list[dict]:
+    """Return the events with which the passes of loaders for training began."""
+    trained = {
+        (batches[0]["loader"], batches[0]["number"])
+        for passes in rank.training_passes.values()
+        for batches in passes
+    }
+    return [each for each in rank.of("pass") if (each["loader"], each["number"]) in trained]
 
 
 def _batches(rank: Rank, begin: dict) -> int | None:

@@ -17,6 +17,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     if len(ranks) < 2:
         yield from _check_inputs(evidence)
         return
+    if not any(any(_contents(passes[0])) for passes in ranks[0].training_passes.values()):
+        raise NotChecked("the batches contain no tensors")
     for loader in ranks[0].training_passes:
         others = [rank for rank in ranks[1:] if loader in rank.training_passes]
         same = [rank for rank in others if _share(ranks[0], rank, loader) > MOST_SHARED]
@@ -99,8 +101,11 @@ def _share_of_indices(first: Rank, second: Rank, loader: int) -> float:
     """Return how many indices are equal, if the equal ones also have equal labels.
 
     Random augmentation changes the images, but not the labels. Equal indices alone prove nothing:
-    each rank may have a dataset of its own.
+    each rank may have a dataset of its own. Nor do few different labels, unless the datasets are
+    known to be equal.
     """
+    identities = [rank.pass_of(loader)["identity"] for rank in (first, second)]
+    same_dataset = identities[0] == identities[1] is not None
     labels = []
     for rank in (first, second):
         known: dict[int, list[int]] = {}
@@ -115,7 +120,9 @@ def _share_of_indices(first: Rank, second: Rank, loader: int) -> float:
     columns = min(len(labels[0][index]) for index in common)
     for column in range(columns):
         pairs = [(labels[0][index][column], labels[1][index][column]) for index in common]
-        if len({pair[0] for pair in pairs}) > 1 and all(one == two for one, two in pairs):
+        distinct = len({pair[0] for pair in pairs})
+        is_evident = distinct > 1 if same_dataset else distinct > LEAST_DISTINCT * len(pairs)
+        if is_evident and all(one == two for one, two in pairs):
             return len(common) / len(labels[1])
     return 0.0
 

@@ -12,14 +12,16 @@ RARELY = 0.3  # of the steps: a script may skip a batch on purpose
 def check(evidence: Evidence) -> Iterator[Finding]:
     if not any(evidence.counts("step")):
         raise NotChecked("there was no optimizer step")
-    ranks = [rank for rank in evidence.ranks if rank.of("thrown")]
-    if not ranks:
+    first = next((rank for rank in evidence.ranks if rank.of("thrown")), None)
+    if first is None:
         return
-    first = ranks[0]
-    thrown, steps = first.of("thrown"), first.of("step")
-    optimizers = {event["optimizer"] for event in steps}
-    if len(optimizers) > 1:
-        return  # a GAN's generator gets gradients from the discriminator's loss, and drops them
+    steps = first.of("step")
+    if len({event["optimizer"] for event in steps}) > 1:
+        # A GAN's generator gets gradients from the discriminator's loss, and drops them.
+        raise NotChecked("several optimizers make steps")
+    thrown = [event for event in first.of("thrown") if not _is_made_by_the_audit(first, event)]
+    if not thrown:
+        return
     lost = sum(event["backwards"] for event in thrown)
     is_regular = len(thrown) > RARELY * len(steps)
     if all(_follows_a_pass(first, event) for event in thrown):
@@ -41,12 +43,29 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             "Call zero_grad() right after optimizer.step(), not before every backward pass.",
             PAGE,
         )
-    for rank in ranks:
-        finding.add_place(rank.of("thrown")[0]["line"], rank.number)
+    for rank in evidence.ranks:
+        for event in rank.of("thrown")[:1]:
+            finding.add_place(event["line"], rank.number)
     yield finding
+
+
+def _last_before(rank: Rank, event: dict) -> dict | None:
+    """Return the last batch or end of a pass before an event."""
+    before = [each for each in rank.of("batch", "pass end") if each["time"] < event["time"]]
+    return before[-1] if before else None
 
 
 def _follows_a_pass(rank: Rank, event: dict) -> bool:
     """Return True if a pass over a loader has ended, and no batch was read before this event."""
-    before = [each for each in rank.of("batch", "pass end") if each["time"] < event["time"]]
-    return bool(before) and before[-1]["kind"] == "pass end"
+    last = _last_before(rank, event)
+    return last is not None and last["kind"] == "pass end"
+
+
+def _is_made_by_the_audit(rank: Rank, event: dict) -> bool:
+    """Return True if the accumulation would have ended with the pass, had we not shortened it."""
+    last = _last_before(rank, event)
+    if last is None or last["kind"] == "batch" or last["batches"] == last["whole"]:
+        return False
+    windows = [step["backwards"] for step in rank.of("step")]
+    window = max(set(windows), key=windows.count)
+    return last["whole"] is None or window == 0 or last["whole"] % window == 0
