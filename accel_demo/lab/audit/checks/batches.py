@@ -19,8 +19,9 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     passes = [_training_passes(rank) for rank in ranks]
     if any(begin["in_generator"] for begins in passes for begin in begins):
         raise NotChecked("a generator repeats the loader, so training may count steps")
-    if all(rank.end and not rank.error and not rank.of("enough") for rank in ranks):
-        return  # nobody has waited for a rank without batches
+    ended = all(rank.end and not rank.error and not rank.of("enough") for rank in ranks)
+    if ended and not any(end["batches"] != end["whole"] for end in _ends(ranks)):
+        return  # the passes were whole, and nobody has waited for a rank without batches
     for number, begins in enumerate(zip(*passes, strict=False)):
         if len({str(begin["line"]) for begin in begins}) > 1:
             break  # the ranks read different loaders
@@ -53,6 +54,10 @@ def _training_passes(rank: Rank) -> list[dict]:
         for batches in passes
     }
     return [each for each in rank.of("pass") if (each["loader"], each["number"]) in trained]
+
+
+def _ends(ranks: list[Rank]) -> list[dict]:
+    return [event for rank in ranks for event in rank.of("pass end")]
 
 
 def _batches(rank: Rank, begin: dict) -> int | None:
