@@ -14,6 +14,7 @@ import pytest
 from accel_demo.lab import audit as package
 from accel_demo.lab.audit import checks
 from accel_demo.lab.audit.evidence import Rank
+from accel_demo.lab.audit.launches import command_for
 from tests.conftest import (
     REPOSITORY,
     left_behind,
@@ -72,7 +73,8 @@ def test_a_script_started_by_torchrun_is_observed_and_its_files_are_put_back(tmp
     assert "error: Each rank reads all 400 samples" in result.stdout
     assert "train.py:13 (all ranks)" in result.stdout
     assert "put back: best.pt" in result.stdout
-    assert "2 processes, 20 optimizer steps, 21 batches" in result.stdout
+    assert "checked in 2 processes: connected processes, " in result.stdout
+    assert "seen: at most 20 optimizer steps, 21 batches" in result.stdout
     assert (tmp_path / "best.pt").read_text() == "the best model so far"
     report = json.loads((tmp_path / "out.json").read_text())
     jsonschema.validate(report, json.loads(SCHEMA.read_text()))
@@ -134,11 +136,29 @@ def test_launched_scripts_get_the_findings_of_forked_ones(name, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("words", "processes", "command"),
+    [
+        ("train.py --steps 9", None, "python LAUNCHER 2 train.py --steps 9"),
+        ("python3 -u -X dev train.py", 3, "python3 -u -X dev LAUNCHER 3 train.py"),
+        ("python -u train.py", None, "python -u train.py"),
+        ("python -W ignore -m a.b", 2, "python -W ignore LAUNCHER 2 -m a.b"),
+        ("torchrun --nproc-per-node 2 train.py", None, "torchrun --nproc-per-node 2 train.py"),
+    ],
+)
+def test_only_python_scripts_get_a_launcher(words, processes, command):
+    launcher = "-m torch.distributed.run --nproc-per-node"
+    port = "--rdzv-backend c10d --rdzv-endpoint localhost:0"
+    expected = re.sub(r"LAUNCHER (\d)", rf"{launcher} \1 {port}", command)
+    assert command_for(words.split(), processes) == expected.split()
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "which script? For example: accel-demo audit train.py"),
         (["train"], "put -- before a command"),
         (["absent.py"], "there is no file absent.py"),
+        (["--stops", "3", "train.py"], "unrecognized arguments: --stops"),
         (["--", "absent"], "there is no program absent"),
         (["--", "python", "-I", "train.py"], "ignores PYTHONPATH"),
         (["-n", "2", "--", "torchrun", "train.py"], "--processes needs a Python script"),

@@ -21,6 +21,20 @@ from accel_demo.lab.audit.checks import (
 
 # A finding of the first check explains findings of the second ones, which are not reported then.
 EXPLAINS = {"deaths": {"collectives"}, "batches": {"collectives"}}
+TITLES = {  # what a check looks at, as printed
+    "connected": "connected processes",
+    "deaths": "errors and crashes",
+    "collectives": "equal collectives",
+    "samples": "different samples",
+    "order": "a new order in each epoch",
+    "batches": "equal numbers of batches",
+    "initial": "equal starting weights",
+    "replicas": "equal weights after each step",
+    "thrown": "lost gradients",
+    "schedule": "learning rate schedules",
+    "held": "parameters of the optimizers",
+    "files": "files of several ranks",
+}
 CHECKS = {
     "connected": connected.check,
     "deaths": deaths.check,

@@ -40,7 +40,8 @@ from accel_demo.options import Parser, check_outputs
 from accel_demo.processes.cleanup import sigterm_raises
 
 # In the message or the line of an error: the script cannot run without a GPU
-NEEDS_GPU = re.compile(r"cuda|nccl|nvidia|\bgpus?\b", re.IGNORECASE)
+NEEDS_GPU = re.compile(r"\bcuda|nccl|nvidia|\bgpus?\b", re.IGNORECASE)
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S*")  # names and paths, which may contain "gpu"
 
 
 def main(arguments: list[str]) -> int:
@@ -111,7 +112,8 @@ def check_usable(evidence: Evidence, log: str, gpu: bool = False) -> None:
         if rank.error and rank.error["places"] and not gpu:
             file, number, _ = rank.error["places"][-1]
             text = text_of((file, number))
-            if NEEDS_GPU.search(f"{text} {rank.error['message']}"):
+            message = QUOTED.sub("", rank.error["message"])
+            if NEEDS_GPU.search(message) or (NEEDS_GPU.search(text) and not rank.of("step")):
                 raise UserError(
                     f"the script needs a GPU: {short_path(file)}:{number}: {text}. "
                     "Let it fall back to the CPU and gloo, or use --gpu."
@@ -186,9 +188,12 @@ def result_of(evidence: Evidence, ended: dict, command: list[str], waits: list[s
 def read_options(arguments: list[str]):
     """Parse and check the options. Raises `UserError` if an option is invalid."""
     own, command = arguments, []
-    if "--" in arguments:
+    scripts = [n for n, word in enumerate(arguments) if word.endswith(".py")]
+    if "--" in arguments[: min(scripts, default=None)]:
         place = arguments.index("--")
         own, command = arguments[:place], arguments[place + 1 :]
+    elif scripts:  # all words after the script belong to it
+        own, command = arguments[: scripts[0]], arguments[scripts[0] :]
     usage = "accel-demo audit [OPTIONS] (SCRIPT [ARGUMENTS] | -- COMMAND …)"
     parser = Parser(__doc__, prog="accel-demo audit", usage=usage)
     add = parser.add_argument
@@ -208,16 +213,13 @@ def read_options(arguments: list[str]):
     add("--gpu", action="store_true", help="do not hide the GPUs")
     add("--keep", action="store_true", help="do not put files back that the script has changed")
     parser.add_json()
+    options, rest = parser.parse_known_args(own)
+    if rest and rest[0].startswith("-"):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        raise UserError(f"put -- before a command: accel-demo audit -- {' '.join(rest)}")
     if not command:
-        parser.add_argument("script", nargs="?", metavar="SCRIPT")
-        options, rest = parser.parse_known_args(own)
-        if options.script is None:
-            raise UserError("which script? For example: accel-demo audit train.py")
-        command = [options.script, *rest]
-        if not options.script.endswith(".py"):
-            raise UserError(f"put -- before a command: accel-demo audit -- {' '.join(command)}")
-    else:
-        options = parser.parse_args(own)
+        raise UserError("which script? For example: accel-demo audit train.py")
     if not 0 < options.timeout <= 86_400:
         raise UserError(f"--timeout must be above 0 and at most 86400, got {options.timeout:g}")
     if options.processes is not None and not 1 <= options.processes <= 16:

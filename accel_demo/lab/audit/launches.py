@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from accel_demo.errors import UserError
@@ -28,17 +29,33 @@ def command_for(words: list[str], processes: int | None) -> list[str]:
     """
     words = list(words)
     if words[0].endswith(".py"):
-        words, processes = ["python", *words], processes or 2
-    if not Path(words[0]).name.startswith("python") or is_launcher(words) or processes is None:
-        if processes is not None:
-            raise UserError(
-                "--processes needs a Python script. A launcher takes its own flag, such as "
-                "--nproc-per-node or --num_processes."
-            )
+        python = "python" if shutil.which("python") else sys.executable
+        words, processes = [python, *words], processes or 2
+    if processes is None:
         return words
-    own = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    # A random port: several audits may run at once.
-    return [words[0], *own, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *words[1:]]
+    if not is_python(words[0]) or is_launcher(words):
+        raise UserError(
+            "--processes needs a Python script. A launcher takes its own flag, such as "
+            "--nproc-per-node or --num_processes."
+        )
+    flags = flags_of_python(words)
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]  # a random port
+    return [words[0], *flags, *launcher, *words[1 + len(flags) :]]
+
+
+def is_python(word: str) -> bool:
+    return Path(word).name.startswith("python")
+
+
+def flags_of_python(words: list[str]) -> list[str]:
+    """Return the flags between `python` and its script, module or code, such as -u or -X dev."""
+    flags: list[str] = []
+    for word in words[1:]:
+        if flags[-1:] not in (["-W"], ["-X"]) and (word[:1] != "-" or word in ("-c", "-m")):
+            break
+        flags.append(word)
+    return flags
 
 
 def is_launcher(words: list[str]) -> bool:
@@ -69,14 +86,14 @@ def has_gpus() -> bool:
 def check_program(words: list[str]) -> None:
     """Raise `UserError` if the command's program or Python file does not exist or ignores us."""
     if words[0].endswith(".py"):
-        words = ["python", *words]
-    if shutil.which(words[0]) is None:
+        flags, rest = [], words
+    elif shutil.which(words[0]) is None:
         raise UserError(f"there is no program {words[0]}")
-    for word in words[1:]:
-        if word.endswith(".py") and not Path(word).is_file():
-            raise UserError(f"there is no file {word}")
-        if not word.startswith("-") or word in ("-c", "-m"):
-            break
-        is_flag_of_python = Path(words[0]).name.startswith("python") and word[1] != "-"
-        if is_flag_of_python and set("IES") & set(word):
-            raise UserError(f"python {word} ignores PYTHONPATH, so the script cannot be observed")
+    else:
+        flags = flags_of_python(words) if is_python(words[0]) else []
+        rest = words[1 + len(flags) :]
+    for flag in flags:
+        if flag[:2] not in ("--", "-W", "-X") and flag[0] == "-" and set("IES") & set(flag):
+            raise UserError(f"python {flag} ignores PYTHONPATH, so the script cannot be observed")
+    if rest and rest[0].endswith(".py") and not Path(rest[0]).is_file():
+        raise UserError(f"there is no file {rest[0]}")

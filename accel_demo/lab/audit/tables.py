@@ -1,5 +1,6 @@
 """Print the result of an audit."""
 
+from accel_demo.lab.audit.all_checks import TITLES
 from accel_demo.lab.audit.result import NOTE, AuditResult, Finding, ranks_in_words, short_path
 from accel_demo.wording import counted
 
@@ -19,14 +20,16 @@ def print_result(result: AuditResult) -> None:
         if finding.verdict == NOTE:
             print(f"note: {finding.sentence} (page: tutorials/{finding.page}.md)")
     seen = [
-        counted(world, "process"),
         counted(max(rank.optimizer_steps for rank in result.ranks), "optimizer step"),
         f"{max(rank.batches for rank in result.ranks)} batches",
-        f"{max(rank.collectives for rank in result.ranks)} collectives on each rank",
+        f"{max(rank.collectives for rank in result.ranks)} collectives",
     ]
-    print(f"checked: {', '.join(result.checked)} (seen: {', '.join(seen)})")
+    names = [TITLES[name] for name in result.checked]
+    print(
+        f"checked in {counted(world, 'process')}: {', '.join(names) or 'nothing'} (seen: at most {', '.join(seen)} per rank)"
+    )
     for name, reason in result.not_checked.items():
-        print(f"not checked: {name}: {reason}")
+        print(f"not checked: {TITLES.get(name, name)}: {reason}")
     for path in result.restored:
         print(f"put back: {short_path(path)}, which the script had changed")
     for path, reason in list(result.not_restored.items())[:MOST_FILES]:

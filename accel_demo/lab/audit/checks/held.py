@@ -40,7 +40,8 @@ def _without_gradient(evidence: Evidence, optimizer: int) -> Finding | None:
     """Report parameters of an optimizer that got no gradient on any rank before any step."""
     rank = next(rank for rank in evidence.ranks if rank.steps(optimizer))
     steps = [step for each in evidence.ranks for step in each.steps(optimizer)]
-    never = set.intersection(*(set(step["without_gradient"]) for step in steps))
+    without = {tuple(step["without_gradient"]) for step in steps}
+    never = set.intersection(*map(set, without))
     if not never or not rank.of("backward"):
         return None
     name = steps[0]["name"]
@@ -66,8 +67,8 @@ def _without_gradient(evidence: Evidence, optimizer: int) -> Finding | None:
         if event["optimizer"] == optimizer
     ]
     names = sorted(set.intersection(*snapshots)) if snapshots else []
-    if not names or len(rank.steps(optimizer)) < LEAST:
-        return None
+    if not names or len(rank.steps(optimizer)) < LEAST or len(without) > 1:
+        return None  # if other steps use other parameters, later ones may use these
     finding = Finding(
         WARNING,
         "held",
