@@ -25,9 +25,8 @@ def print_result(result: AuditResult) -> None:
         f"{max(rank.collectives for rank in result.ranks)} collectives",
     ]
     names = [TITLES[name] for name in result.checked]
-    print(
-        f"checked in {counted(world, 'process')}: {', '.join(names) or 'nothing'} (seen: at most {', '.join(seen)} per rank)"
-    )
+    print(f"checked in {counted(world, 'process')}: {', '.join(names) or 'nothing'}")
+    print(f"seen: at most {', '.join(seen)} per rank")
     for name, reason in result.not_checked.items():
         print(f"not checked: {TITLES.get(name, name)}: {reason}")
     for path in result.restored:
