@@ -58,8 +58,15 @@ def observe_torch(torch) -> None:
         register_optimizer_step_pre_hook,
     )
 
-    register_optimizer_step_pre_hook(_before_step)
-    register_optimizer_step_post_hook(_after_step)
+    def unless_compiled(hook):  # the compiler would make the hook a part of the step
+        def observed(optimizer, args, kwargs):
+            if not torch.compiler.is_compiling():
+                hook(optimizer, args, kwargs)
+
+        return observed
+
+    register_optimizer_step_pre_hook(unless_compiled(_before_step))
+    register_optimizer_step_post_hook(unless_compiled(_after_step))
     backward = torch.autograd.backward
 
     @functools.wraps(backward)
