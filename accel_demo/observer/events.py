@@ -10,17 +10,17 @@ import os
 import sys
 import sysconfig
 import time
+from collections.abc import Sequence
 
 # Environment variables: the folder that receives the files
 FOLDER = "ACCEL_DEMO_AUDIT"
 NODE_FOLDER = "ACCEL_DEMO_NODE"  # and only the events of processes.py
-_LIBRARIES = tuple(
+PARENT = "ACCEL_DEMO_AUDIT_PARENT"  # set by each observed process to its own ID
+LOST = {"kind": "lost"}
+_OBSERVER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+LIBRARIES = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-) + (
-    os.path.join(sys.base_prefix, "lib") + os.sep,
-    os.path.dirname(os.path.abspath(__file__)) + os.sep,
-    "<",
-)
+) + (os.path.join(sys.base_prefix, "lib") + os.sep,)
 _CO_GENERATOR = 0x20  # inspect.CO_GENERATOR; importing inspect takes time
 
 
@@ -28,6 +28,8 @@ class _Log:
     """The file of this process. A forked process opens its own."""
 
     folder: str = ""
+    begun_in = 0  # ID of the process that `parent` belongs to
+    parent = 0
     process = 0  # ID of the process that opened the file
     file = -1
     muted = False
@@ -37,6 +39,8 @@ class _Log:
 def begin(folder: str) -> None:
     """Write all further events to files in `folder`."""
     _Log.folder = folder
+    _Log.parent, _Log.begun_in = int(os.environ.get(PARENT) or 0), os.getpid()
+    os.environ[PARENT] = str(os.getpid())
 
 
 def mute() -> None:
@@ -63,8 +67,16 @@ def emit(kind: str, /, **fields) -> None:
         _Log.file = os.open(path_of("jsonl"), flags, 0o600)
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
         variables = {name: os.environ[name] for name in names if name in os.environ}
-        _write("process", pid=os.getpid(), variables=variables)
+        _write("process", pid=os.getpid(), parent=_parent(), variables=variables)
     _write(kind, **fields)
+
+
+def _parent() -> int:
+    """Return the ID of the closest observed process above this one, or 0."""
+    if _Log.begun_in != os.getpid():  # this process was forked
+        _Log.parent, _Log.begun_in = _Log.begun_in, os.getpid()
+        os.environ[PARENT] = str(os.getpid())
+    return _Log.parent
 
 
 def _write(kind: str, /, **fields) -> None:
@@ -73,14 +85,40 @@ def _write(kind: str, /, **fields) -> None:
 
 
 def read_events(folder: str) -> list[list[dict]]:
-    """Return the events of each process, without a line that is not complete yet."""
-    processes = []
-    for name in os.listdir(folder):
+    """Return the events of each process, the first one is "process".
+
+    A line that is not complete yet is left out. The event "lost" replaces one that is damaged. It
+    is also the last one of a process that could not write all its events (see `emit`).
+    """
+    names = os.listdir(folder)
+    processes = {}
+    for name in names:
         if name.endswith(".jsonl"):
             with open(os.path.join(folder, name), errors="replace") as file:
                 lines = file.read().split("\n")[:-1]
-            processes.append([json.loads(line) for line in lines])
-    return [events for events in processes if events]
+            processes[name.removesuffix(".jsonl")] = [_event_of(line) for line in lines]
+    for name in names:
+        if name.endswith(".lost"):
+            processes.setdefault(name.removesuffix(".lost"), []).append(dict(LOST))
+    return [_ordered(int(pid), events) for pid, events in processes.items() if events]
+
+
+def _event_of(line: str) -> dict:
+    try:
+        event = json.loads(line)
+        return event if event.keys() >= {"kind", "time"} else dict(LOST)
+    except (ValueError, AttributeError):
+        return dict(LOST)
+
+
+def _ordered(pid: int, events: list[dict]) -> list[dict]:
+    """Let the events begin with "process", and give lost events the time of the event before."""
+    time_before = next((event["time"] for event in events if "time" in event), 0.0)
+    if events[0]["kind"] != "process":
+        events.insert(0, {"kind": "process", "pid": pid, "variables": {}})
+    for event in events:
+        time_before = event.setdefault("time", time_before)
+    return events
 
 
 def guarded(function):
@@ -126,13 +164,20 @@ def _frame_of_script(skip: int):
 @functools.cache
 def is_own_file(name: str) -> bool:
     """Return True if a source file belongs to the script, not to Python or a library."""
-    if name.startswith(_LIBRARIES):
-        return bool(_script_folder()) and os.path.abspath(name).startswith(_script_folder())
+    return belongs_to_script(name, LIBRARIES, script_folder())
+
+
+def belongs_to_script(name: str, libraries: Sequence[str], script_folder: str) -> bool:
+    """Return what `is_own_file` returns in a process with these libraries and script folder."""
+    if name.startswith(("<", _OBSERVER)):
+        return False
+    if name.startswith(tuple(libraries)):
+        return bool(script_folder) and os.path.abspath(name).startswith(script_folder)
     return f"{os.sep}site-packages{os.sep}" not in name
 
 
 @functools.cache
-def _script_folder() -> str:
+def script_folder() -> str:
     """Return the folder of a script that is installed as a library, or "" for all others."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is None or not spec.origin or not spec.parent or spec.parent.startswith("torch"):

@@ -4,9 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
+import accel_demo
+from accel_demo.lab.nodes.members import read_members
 from accel_demo.observer import agent
-from accel_demo.observer.events import NODE_FOLDER, read_events
+from accel_demo.observer.events import NODE_FOLDER, belongs_to_script, read_events
 
 SCRIPT = """
 import sys, torch, torch.distributed as dist
@@ -27,6 +31,7 @@ dist.destroy_process_group()
 dist.init_device_mesh("cpu", (1,))
 Accelerator()
 """
+PROCESS = {"kind": "process", "time": 1.0, "pid": 1, "variables": {}}
 PLACE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 
 
@@ -71,7 +76,29 @@ def test_on_a_node_only_groups_accelerators_and_the_first_step_are_recorded(tmp_
 
 
 def test_a_line_that_is_not_complete_is_not_read(tmp_path):
-    whole = json.dumps({"kind": "process", "pid": 1})
+    whole = json.dumps(PROCESS)
     (tmp_path / "1.jsonl").write_text(f'{whole}\n{{"kind": "st')
     (tmp_path / "2.jsonl").write_text('{"ki')
-    assert read_events(str(tmp_path)) == [[{"kind": "process", "pid": 1}]]
+    assert read_events(str(tmp_path)) == [[PROCESS]]
+
+
+def test_a_damaged_line_is_a_lost_event_and_the_others_are_read(tmp_path):
+    step = {"kind": "step", "time": 2.0}
+    lines = [json.dumps(PROCESS), '{"kind": "st{"kind": "step"}', "3", json.dumps(step), ""]
+    (tmp_path / "1.jsonl").write_text("\n".join(lines))
+    (tmp_path / "1.lost").touch()
+    (tmp_path / "2.lost").touch()
+    first, second = sorted(read_events(str(tmp_path)), key=lambda events: events[0]["pid"])
+    assert [event["kind"] for event in first] == ["process", "lost", "lost", "step", "lost"]
+    assert [event["time"] for event in first] == [1.0, 1.0, 1.0, 2.0, 2.0]
+    assert [event["kind"] for event in second] == ["process", "lost"]
+    members = read_members([first, second], running=[])
+    assert [(member.pid, member.trains) for member in members] == [(1, True), (2, False)]
+
+
+def test_the_observer_is_never_a_part_of_the_script():
+    package = str(Path(accel_demo.__file__).parent) + os.sep
+    script = partial(belongs_to_script, libraries=[package], script_folder=package)
+    assert script(f"{package}train_ddp.py") and script("train.py")
+    assert not script(f"{package}observer/files.py") and not script("<string>")
+    assert not belongs_to_script(f"{package}train_ddp.py", [package], "")

@@ -128,6 +128,8 @@ def run_checks(evidence: Evidence) -> tuple[list[Finding], dict[str, str]]:
     findings, skipped = [], {}
     for name, check in CHECKS.items():
         try:
+            if name not in ("deaths", "collectives"):
+                evidence.require_all_events()
             findings += check(evidence)
         except NotChecked as reason:
             skipped[name] = str(reason)

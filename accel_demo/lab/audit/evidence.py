@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from accel_demo.lab.audit.result import NotChecked
+from accel_demo.lab.audit.result import NotChecked, ranks_in_words
 from accel_demo.observer.events import is_own_file, read_events
 
 # Events that only a training process causes. A launcher also imports torch.
@@ -176,6 +176,12 @@ class Evidence:
     def has_messages(self) -> bool:
         """True if a rank has sent or received a message to or from a single other rank."""
         return any(each["is_p2p"] for rank in self.ranks for each in rank.collectives)
+
+    def require_all_events(self) -> None:
+        """Raise `NotChecked` if not all events of the ranks could be written and read."""
+        if lost := [rank.number for rank in self.ranks if rank.of("lost")]:
+            who = ranks_in_words(lost, len(self.ranks))
+            raise NotChecked(f"events of {who} were lost (is a disk full?)")
 
     def require_connected(self) -> None:
         """Raise `NotChecked` unless the ranks were connected."""
