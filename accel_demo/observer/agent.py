@@ -34,7 +34,6 @@ def _observe_all() -> None:
     when_imported(GROUPS, answers.observe_groups)
     for module in (loaders, training, files):
         when_imported("torch", module.observe_torch)
-    when_imported("torch.multiprocessing.spawn", ends.observe_spawn)
     when_imported("accelerate", training.observe_accelerate)
     when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", training.observe_fsdp)
     when_imported("torch.distributed.tensor.parallel.api", training.observe_tensor_parallel)
