@@ -8,7 +8,7 @@ import threading
 import traceback
 
 from . import collectives
-from .events import guarded, is_muted, path_of
+from .events import LIBRARIES, emit, guarded, is_muted, is_own_file, path_of, script_folder
 from .processes import wrap
 
 
@@ -26,6 +26,7 @@ def answer_questions() -> None:
     """
     if not os.path.exists(path_of("ask")):
         os.mkfifo(path_of("ask"), 0o600)
+        emit("libraries", libraries=LIBRARIES, script_folder=script_folder())  # to read the crash
         faulthandler.enable(open(path_of("crash"), "w"))
         threading.Thread(target=_answer, name="accel-demo audit", daemon=True).start()
 
@@ -35,21 +36,17 @@ def _answer() -> None:
         with open(path_of("ask")) as pipe:
             if not pipe.read() or is_muted():
                 return
-        answer = {"collectives": collectives.recent(), "stacks": _stacks()}
+        stack = _stack()
+        own = next((place for place in stack if is_own_file(place[0])), None)
+        answer = {"collectives": collectives.recent(), "stack": stack, "line": own}
         with open(path_of("answer.part"), "w") as file:
             json.dump(answer, file, default=str)
         os.replace(path_of("answer.part"), path_of("answer"))
 
 
-def _stacks() -> list:
-    """Return the stacks of all other threads, the main one first, innermost frames first."""
-    main = threading.main_thread().ident
-    frames = sys._current_frames()
-    frames.pop(threading.get_ident(), None)
-    ordered = sorted(frames, key=lambda thread: thread != main)
-    return [
-        [[place.filename, place.lineno, place.name] for place in traceback.extract_stack(frame)][
-            ::-1
-        ]
-        for frame in map(frames.get, ordered)
+def _stack() -> list:
+    """Return the stack of the main thread as [file, line, function], innermost frame first."""
+    frame = sys._current_frames()[threading.main_thread().ident]
+    return [[each.filename, each.lineno, each.name] for each in traceback.extract_stack(frame)][
+        ::-1
     ]

@@ -23,7 +23,7 @@ from pathlib import Path
 from accel_demo.errors import UserError, say
 from accel_demo.lab.audit import launches
 from accel_demo.lab.audit.all_checks import CHECKS, EXPLAINS
-from accel_demo.lab.audit.evidence import Evidence, read
+from accel_demo.lab.audit.evidence import Evidence, read_launches, trains
 from accel_demo.lab.audit.observed_command import ObservedCommand
 from accel_demo.lab.audit.result import (
     VERDICTS,
@@ -38,6 +38,7 @@ from accel_demo.lab.audit.tables import print_result
 from accel_demo.lab.output import write_json
 from accel_demo.options import Parser, check_outputs
 from accel_demo.processes.cleanup import sigterm_raises
+from accel_demo.wording import counted
 
 # In the message or the line of an error: the script cannot run without a GPU
 NEEDS_GPU = re.compile(r"\bcuda|nccl|nvidia|\bgpus?\b", re.IGNORECASE)
@@ -66,13 +67,14 @@ def main(arguments: list[str]) -> int:
             ended = observed.run()
         if ended["error"]:
             raise UserError(ended["error"])
-        ranks = read(folder)
+        ranks, *others = read_launches(folder) or [[]]
     finally:
         for path in folder.iterdir():
             if path.name != "output.txt":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     log = Path(plan["log"]).read_bytes()[-20_000:].decode(errors="replace")
     evidence = Evidence(ranks, ended["code"], log, observed.hang, observed.out_of_time)
+    evidence.other_launches = others
     evidence.seconds_to_notice = observed.seconds_to_notice
     check_usable(evidence, plan["log"], options.gpu)
     result = result_of(evidence, ended, command, observed.waits)
@@ -149,6 +151,9 @@ def result_of(evidence: Evidence, ended: dict, command: list[str], waits: list[s
             skipped.setdefault(f"what {event['hook']} sees", reason)
     if not ended["all_watched"]:
         skipped["files that other programs change"] = "there are too many files in this folder"
+    for launch in filter(trains, evidence.other_launches):
+        reason = "the audit checks only one launch"
+        skipped[f"another launch of {counted(len(launch), 'process')}"] = reason
     enough = [event["steps"] for rank in evidence.ranks for event in rank.of("enough")]
     if enough:
         skipped["the rest of the run"] = f"it was ended after {max(enough)} steps (see --steps)"

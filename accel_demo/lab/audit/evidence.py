@@ -1,4 +1,4 @@
-"""Read the events that the observer has written: one `Rank` per training process."""
+"""Read the events that the observer has written: one `Rank` per training process of a launch."""
 
 import json
 import re
@@ -7,13 +7,18 @@ from functools import cached_property
 from pathlib import Path
 
 from accel_demo.lab.audit.result import NotChecked, ranks_in_words
-from accel_demo.observer.events import is_own_file, read_events
+from accel_demo.observer.events import belongs_to_script, read_events
 
 # Events that only a training process causes. A launcher also imports torch.
 OF_TRAINING = {"connecting", "connected", "spawned", "accelerator", "batch", "backward", "step"}
 # Errors with which a launcher reports that one of its processes has failed
-OF_LAUNCHERS = {"ChildFailedError", "CalledProcessError", "ProcessRaisedException"}
-
+OF_LAUNCHERS = {
+    "CalledProcessError",
+    "ChildFailedError",
+    "ProcessExitedException",
+    "ProcessRaisedException",
+    "SignalException",
+}
 
 # Part of gloo's message: "Received data size doesn't match expected size. Is there a distributed
 # collective mismatch in your code?"
@@ -24,8 +29,8 @@ MISMATCH = "collective mismatch"
 class Rank:
     """One training process and its events, in the order in which they happened.
 
-    `collectives` are the last ones, from the Flight Recorder, and `stacks` the Python stacks that
-    the process has sent while it was waiting.
+    `collectives` are the last ones, from the Flight Recorder, and `stack` the Python stack of
+    the main thread while the process was waiting, innermost frame first.
     """
 
     pid: int
@@ -33,7 +38,8 @@ class Rank:
     world: int  # the number of processes that the launcher started
     events: list[dict]
     collectives: list[dict] = field(default_factory=list)
-    stacks: list = field(default_factory=list)
+    stack: list = field(default_factory=list)
+    waiting_line: list | None = None  # the innermost line of the script in `stack`
     crash: str = ""  # what faulthandler has written when the process crashed
 
     def of(self, *kinds: str) -> list[dict]:
@@ -47,6 +53,20 @@ class Rank:
         """Number of connected processes that this rank knows, 1 if it has not connected."""
         return max([event["world"] for event in self.of("connected")], default=1)
 
+    @cached_property
+    def requested_world(self) -> int:
+        """Number of processes that this rank has tried to connect, at least `world`."""
+        return max([event["world"] or 1 for event in self.of("connecting")] + [self.world])
+
+    @property
+    def parent(self) -> int:
+        """ID of the closest observed process above this one, or 0."""
+        return self.events[0].get("parent", 0)
+
+    @property
+    def restarts(self) -> int:
+        return int(self.events[0]["variables"].get("TORCHELASTIC_RESTART_COUNT", 0))
+
     @property
     def is_of_torchrun(self) -> bool:
         return "TORCHELASTIC_RESTART_COUNT" in self.events[0]["variables"]
@@ -58,7 +78,11 @@ class Rank:
 
     @cached_property
     def error(self) -> dict | None:
-        return self.end["error"] if self.end else None
+        """The error that ended the process, or the call of `sys.exit` with which it ended."""
+        if self.end and not self.end["error"]:
+            before = [each for each in self.events if each["kind"] in OF_TRAINING | {"exit"}]
+            return before[-1].get("error") if before else None
+        return self.end and self.end["error"]
 
     @cached_property
     def waits_in(self) -> dict | None:
@@ -68,8 +92,7 @@ class Rank:
         """
         if pending := [each for each in self.collectives if not each["done"]]:
             return pending[0]
-        frames = self.stacks[0] if self.stacks else []
-        calls = [frame for frame in frames if frame[0].endswith("/distributed_c10d.py")]
+        calls = [frame for frame in self.stack if frame[0].endswith("/distributed_c10d.py")]
         if calls:
             return {"name": calls[-1][2], "number": None, "line": self.waiting_line}
         for event in self.of("connecting", "connected", "not connected")[-1:]:
@@ -77,17 +100,12 @@ class Rank:
                 return {"name": "init_process_group", "number": None, "line": event["line"]}
         return None
 
-    @property
-    def waiting_line(self) -> list | None:
-        """The innermost line of the script in the main thread's stack, or None."""
-        frames = self.stacks[0] if self.stacks else []
-        return next((frame for frame in frames if is_own_file(frame[0])), None)
-
     @cached_property
     def crash_line(self) -> list | None:
         """The innermost line of the script when the process crashed, or None."""
+        known = self.first("libraries")
         for file, line, name in re.findall(r'File "(.+)", line (\d+) in (.+)', self.crash):
-            if is_own_file(file):
+            if known and belongs_to_script(file, known["libraries"], known["script_folder"]):
                 return [file, int(line), name]
         return None
 
@@ -144,6 +162,12 @@ class Evidence:
     hang: bool = False
     out_of_time: bool = False
     seconds_to_notice: float = 0.0  # from the last event to the moment when the hang was noticed
+    other_launches: list[list[Rank]] = field(default_factory=list)
+
+    def __post_init__(self):
+        if self.exit_code == 0:  # so the script has caught what `sys.exit` raises
+            for rank in self.ranks:
+                rank.events = [event for event in rank.events if event["kind"] != "exit"]
 
     @property
     def world(self) -> int:
@@ -182,6 +206,8 @@ class Evidence:
         if lost := [rank.number for rank in self.ranks if rank.of("lost")]:
             who = ranks_in_words(lost, len(self.ranks))
             raise NotChecked(f"events of {who} were lost (is a disk full?)")
+        if any(rank.of("lost") for launch in self.other_launches for rank in launch):
+            raise NotChecked("events of a process were lost (is a disk full?)")
 
     def require_connected(self) -> None:
         """Raise `NotChecked` unless the ranks were connected."""
@@ -207,34 +233,41 @@ class Evidence:
 
 
 def read(folder: Path) -> list[Rank]:
-    """Return the ranks of the first start, ordered by rank. torchrun may have restarted them."""
-    found = []
-    for events in read_events(str(folder)):
-        if OF_TRAINING & {event["kind"] for event in events} or _failed(events):
-            found.append(_rank_of(events))
-    restarts = {
-        rank.pid: int(rank.events[0]["variables"].get("TORCHELASTIC_RESTART_COUNT", 0))
-        for rank in found
-    }
-    first = min(restarts.values(), default=0)
-    ranks = [rank for rank in found if restarts[rank.pid] == first]
-    for rank in ranks:
-        for event in rank.of("collectives"):
-            if len(event["collectives"]) >= len(rank.collectives):
-                rank.collectives = event["collectives"]
-        crash = folder / f"{rank.pid}.crash"
-        rank.crash = crash.read_text(errors="replace") if crash.exists() else ""
-        answer = folder / f"{rank.pid}.answer"
-        if rank.end is None and answer.exists():
-            content = json.loads(answer.read_text())
-            rank.collectives, rank.stacks = content["collectives"], content["stacks"]
-    return sorted(ranks, key=lambda rank: (rank.number, rank.pid))
+    """Return the ranks of the audited launch, ordered by rank."""
+    return next(iter(read_launches(folder)), [])
 
 
-def _failed(events: list[dict]) -> bool:
-    """Return True if the script failed before it began to train."""
-    errors = [event["error"] for event in events if event["kind"] == "end" and event["error"]]
-    return any(error["places"] and error["type"] not in OF_LAUNCHERS for error in errors)
+def read_launches(folder: Path) -> list[list[Rank]]:
+    """Return the ranks of each launch, first those of the launch to audit.
+
+    This is the first one that trains in several processes, or else the first one that trains.
+    """
+    launches: list[list[Rank]] = []
+    processes = [_rank_of(events) for events in read_events(str(folder)) if _may_train(events)]
+    for rank in sorted(processes, key=lambda rank: rank.events[0]["time"]):
+        launch = next((each for each in launches if _belongs_to(rank, each)), None)
+        if launch is None:
+            launches.append([rank])
+        else:
+            launch.append(rank)
+    for launch in launches:
+        launch.sort(key=lambda rank: (rank.number, rank.pid))
+        for rank in launch:
+            _read_files(rank, folder)
+    return sorted(launches, key=lambda each: (not trains(each), len(each) == 1))
+
+
+def trains(launch: list[Rank]) -> bool:
+    return any(rank.of("backward", "step") for rank in launch)
+
+
+def _may_train(events: list[dict]) -> bool:
+    """Return True for a training process, and if the script failed before it began to train."""
+    errors = [event["error"] for event in events if event["kind"] in ("end", "exit")]
+    failed = any(
+        error and error["places"] and error["type"] not in OF_LAUNCHERS for error in errors
+    )
+    return failed or bool((OF_TRAINING | {"lost"}) & {event["kind"] for event in events})
 
 
 def _rank_of(events: list[dict]) -> Rank:
@@ -243,7 +276,44 @@ def _rank_of(events: list[dict]) -> Rank:
     for event in events:
         if event["kind"] == "spawned":
             number = event["index"]
+        if event["kind"] == "connecting" and (event["world"] or 0) >= world:
+            number = event["rank"]
         if event["kind"] == "connected":
             world = max(world, event["world"])
             number = event["rank"] if event["world"] == world else number  # or: only to itself
     return Rank(events[0]["pid"], number, world, events)
+
+
+def _belongs_to(rank: Rank, launch: list[Rank]) -> bool:
+    """Return True if a process was started together with those of a launch.
+
+    They have the same parent, or one of them has started the others and is connected to them. A
+    parent may start several launches, one after the other: then the numbers of the ranks repeat.
+    """
+    first = launch[0]
+    if rank.restarts != first.restarts or any(_follows(rank, each) for each in launch):
+        return False
+    if rank.parent == first.parent:
+        return True
+    fellows = rank.requested_world == first.requested_world > 1
+    is_related = rank.parent in {each.pid for each in launch} or rank.pid == first.parent
+    return fellows and is_related and rank.number not in {each.number for each in launch}
+
+
+def _follows(rank: Rank, earlier: Rank) -> bool:
+    """Return True if a rank has replaced one that had ended."""
+    has_ended = earlier.events[-1]["time"] <= rank.events[0]["time"]
+    return rank.number == earlier.number and has_ended
+
+
+def _read_files(rank: Rank, folder: Path) -> None:
+    for event in rank.of("collectives"):
+        if len(event["collectives"]) >= len(rank.collectives):
+            rank.collectives = event["collectives"]
+    crash = folder / f"{rank.pid}.crash"
+    rank.crash = crash.read_text(errors="replace") if crash.exists() else ""
+    answer = folder / f"{rank.pid}.answer"
+    if rank.end is None and answer.exists():
+        content = json.loads(answer.read_text())
+        rank.collectives, rank.stack = content["collectives"], content["stack"]
+        rank.waiting_line = content["line"]
