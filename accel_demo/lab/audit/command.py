@@ -23,6 +23,7 @@ from pathlib import Path
 from accel_demo.errors import UserError, say
 from accel_demo.lab.audit import launches
 from accel_demo.lab.audit.all_checks import CHECKS, EXPLAINS
+from accel_demo.lab.audit.checks import deaths
 from accel_demo.lab.audit.evidence import Evidence, read_launches, trains
 from accel_demo.lab.audit.observed_command import ObservedCommand
 from accel_demo.lab.audit.result import (
@@ -67,7 +68,8 @@ def main(arguments: list[str]) -> int:
             ended = observed.run()
         if ended["error"]:
             raise UserError(ended["error"])
-        ranks, *others = read_launches(folder) or [[]]
+        waits = observed.waits
+        ranks, *others = read_launches(folder, observed.hang) or [[]]
     finally:
         for path in folder.iterdir():
             if path.name != "output.txt":
@@ -77,7 +79,7 @@ def main(arguments: list[str]) -> int:
     evidence.other_launches = others
     evidence.seconds_to_notice = observed.seconds_to_notice
     check_usable(evidence, plan["log"], options.gpu)
-    result = result_of(evidence, ended, command, observed.waits)
+    result = result_of(evidence, ended, command, waits)
     print_result(result)
     if options.json:
         write_json(options.json, "audit", result)
@@ -137,6 +139,7 @@ def run_checks(evidence: Evidence) -> tuple[list[Finding], dict[str, str]]:
             skipped[name] = str(reason)
         except Exception as error:  # the other findings are still right
             skipped[name] = f"the check itself failed ({error!r})"
+    findings += deaths.unexplained(evidence, findings)
     explained = set().union(*(EXPLAINS.get(finding.check, set()) for finding in findings))
     findings = [finding for finding in findings if finding.check not in explained]
     return sorted(findings, key=lambda finding: VERDICTS.index(finding.verdict)), skipped

@@ -237,10 +237,11 @@ def read(folder: Path) -> list[Rank]:
     return next(iter(read_launches(folder)), [])
 
 
-def read_launches(folder: Path) -> list[list[Rank]]:
+def read_launches(folder: Path, hang: bool = False) -> list[list[Rank]]:
     """Return the ranks of each launch, first those of the launch to audit.
 
-    This is the first one that trains in several processes, or else the first one that trains.
+    This is the first one that trains in several processes, or else the first one that trains. If
+    training hangs, it is one that has not ended.
     """
     launches: list[list[Rank]] = []
     processes = [_rank_of(events) for events in read_events(str(folder)) if _may_train(events)]
@@ -254,7 +255,12 @@ def read_launches(folder: Path) -> list[list[Rank]]:
         launch.sort(key=lambda rank: (rank.number, rank.pid))
         for rank in launch:
             _read_files(rank, folder)
-    return sorted(launches, key=lambda each: (not trains(each), len(each) == 1))
+
+    def order(launch: list[Rank]) -> tuple:
+        hangs = hang and any(rank.waits_in for rank in launch if rank.end is None)
+        return not hangs, not trains(launch), len(launch) == 1
+
+    return sorted(launches, key=order)
 
 
 def trains(launch: list[Rank]) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from accel_demo.errors import say
-from accel_demo.lab.audit.evidence import Rank, read
+from accel_demo.lab.audit.evidence import Rank, read_launches
 from accel_demo.lab.audit.result import short_path, text_of
 from accel_demo.processes.launch import start
 
@@ -22,6 +22,10 @@ ANSWER_TIMEOUT = 5.0  # seconds
 POLL_INTERVAL = 0.2
 
 
+def running(launch: list[Rank]) -> list[Rank]:
+    return [rank for rank in launch if rank.end is None and psutil.pid_exists(rank.pid)]
+
+
 class ObservedCommand:
     """A running audit. `folder` contains the events, the plan and the result."""
 
@@ -29,7 +33,8 @@ class ObservedCommand:
         self.folder, self.plan, self.time_limit = folder, plan, time_limit
         self.hang = self.out_of_time = False
         self.seconds_to_notice = 0.0
-        self.waits: list[str] = []  # lines about ranks that wait outside a collective
+        # Lines about ranks that wait outside a collective, and the number of bytes of their events
+        self.outside: dict[str, tuple[Path, int]] = {}
         self.asked_at = 0.0
         self.read_up_to: dict[Path, int] = {}  # bytes of each file that were searched for steps
         self.steps: dict[Path, int] = {}
@@ -66,7 +71,7 @@ class ObservedCommand:
             time.sleep(POLL_INTERVAL)
             if time.monotonic() > begun + self.time_limit:
                 self.out_of_time = True
-                self.ask(self.running_ranks())
+                self.ask(running(self.running_launch()))
                 return
             if time.monotonic() > shown + 1:
                 shown = time.monotonic()
@@ -116,9 +121,12 @@ class ObservedCommand:
                         total += (computed + waited) / 1e9
         return total
 
-    def running_ranks(self) -> list[Rank]:
-        ranks = read(self.folder)
-        return [rank for rank in ranks if rank.end is None and psutil.pid_exists(rank.pid)]
+    def running_launch(self) -> list[Rank]:
+        """Return the ranks of the first launch that connects its ranks and is not over."""
+        for launch in read_launches(self.folder):
+            if running(launch) and any(rank.of("connecting", "connected") for rank in launch):
+                return launch
+        return []
 
     def ask(self, ranks: list[Rank]) -> None:
         """Let the ranks write their collectives and stacks, and wait until they have."""
@@ -137,18 +145,45 @@ class ObservedCommand:
 
     def look_for_a_hang(self) -> None:
         """Set `hang` if every running rank waits in a collective."""
-        self.ask(self.running_ranks())
-        ranks = self.running_ranks()
+        self.ask(running(self.running_launch()))
+        launch = self.running_launch()
+        ranks = running(launch)
         outside = [rank for rank in ranks if rank.waits_in is None]
-        self.hang = bool(ranks) and not outside
+        self.hang = bool(ranks) and not outside and not self.is_rank_unseen(launch)
         self.seconds_to_notice = round(time.time() - self.last_event(), 1)
         for rank in outside:
             if rank.waiting_line:
                 file, number, _ = rank.waiting_line
                 where = f"{short_path(file)}:{number}: {text_of(rank.waiting_line)}"
-                self.warn(f"rank {rank.number} waits at {where}")
+                self.warn(f"rank {rank.number} waits at {where}", rank)
 
-    def warn(self, line: str) -> None:
-        if line not in self.waits:
-            self.waits.append(line)
+    def is_rank_unseen(self, launch: list[Rank]) -> bool:
+        """Return True if another rank of a launch may be running that has recorded nothing so far.
+
+        It may, for example, load its data, while the other ranks wait for it.
+        """
+        if len(launch) >= max(rank.requested_world for rank in launch):
+            return False
+        above = {rank.pid for rank in launch}  # processes that may have started it
+        for rank in running(launch):
+            with suppress(psutil.Error):
+                above |= {parent.pid for parent in psutil.Process(rank.pid).parents()}
+        for process in psutil.Process(self.keeper.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                is_helper = "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+                is_running = process.status() != psutil.STATUS_ZOMBIE
+                if process.ppid() in above and process.pid not in above:
+                    if is_running and not is_helper:
+                        return True
+        return False
+
+    @property
+    def waits(self) -> list[str]:
+        """Lines about the ranks that have not gone on since they were seen to wait."""
+        return [line for line, (file, size) in self.outside.items() if file.stat().st_size == size]
+
+    def warn(self, line: str, rank: Rank) -> None:
+        file = self.folder / f"{rank.pid}.jsonl"
+        if line not in self.outside:
             say(line)
+        self.outside[line] = file, file.stat().st_size
