@@ -46,7 +46,7 @@ def _answer() -> None:
 
 def _stack() -> list:
     """Return the stack of the main thread as [file, line, function], innermost frame first."""
-    frame = sys._current_frames()[threading.main_thread().ident]
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
     return [[each.filename, each.lineno, each.name] for each in traceback.extract_stack(frame)][
         ::-1
     ]

@@ -20,7 +20,7 @@ def watch() -> None:
     sys.exit = _recording(sys.exit)
     if hasattr(builtins, "exit"):  # not with python -S
         quitter = type(builtins.exit)
-        quitter.__call__ = _recording(quitter.__call__)
+        setattr(quitter, "__call__", _recording(quitter.__call__))  # noqa: B010
 
 
 def _recording(leave):

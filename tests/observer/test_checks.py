@@ -12,7 +12,7 @@ import yaml
 
 from accel_demo.errors import UserError
 from accel_demo.lab.audit.command import check_usable, run_checks
-from accel_demo.lab.audit.evidence import Evidence, read
+from accel_demo.lab.audit.evidence import Evidence, read_launches
 from accel_demo.lab.audit.result import NOTE, Finding
 from tests.conftest import rank_environments, start_process, wait_for_all
 from tests.exercises.wrong_answers import patched
@@ -50,7 +50,8 @@ def observe(script: str, folder: Path, least: int = 2) -> Evidence:
         ]
         assert wait_for_all(processes, timeout=60), (folder / "output.txt").read_text()
     log = (folder / "output.txt").read_text()
-    evidence = Evidence(read(events), max(process.returncode for process in processes), log)
+    [ranks] = read_launches(events)
+    evidence = Evidence(ranks, max(process.returncode for process in processes), log)
     assert least <= len(evidence.ranks) <= 2, log
     return evidence
 

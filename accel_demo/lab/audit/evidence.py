@@ -232,11 +232,6 @@ class Evidence:
         return [len(rank.of(kind)) for rank in self.ranks]
 
 
-def read(folder: Path) -> list[Rank]:
-    """Return the ranks of the audited launch, ordered by rank."""
-    return next(iter(read_launches(folder)), [])
-
-
 def read_launches(folder: Path, hang: bool = False) -> list[list[Rank]]:
     """Return the ranks of each launch, first those of the launch to audit.
 

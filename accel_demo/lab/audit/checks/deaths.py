@@ -35,16 +35,21 @@ def unexplained(evidence: Evidence, findings: list[Finding]) -> Iterator[Finding
     ended_by_audit = evidence.exit_code is None or any(evidence.counts("enough"))
     if evidence.exit_code == 0 or ended_by_audit or evidence.out_of_time or explained:
         return
-    of_ranks = FROM_TORCHRUN.split(evidence.log, maxsplit=1)[0]
-    lines = [line[:200] for line in (of_ranks.strip() or evidence.log).splitlines() if line.strip()]
     yield Finding(
         ERROR,
         "deaths",
         f"The command failed with exit code {evidence.exit_code}. The last lines of its output:"
-        + "".join(f"\n      {line}" for line in lines[-LINES:]),
+        + "".join(f"\n      {line}" for line in _last_lines(evidence.log)),
         "Repair what these lines report.",
         PAGE,
     )
+
+
+def _last_lines(log: str) -> list[str]:
+    """Return the last lines before those in which torchrun reports the failure."""
+    before = FROM_TORCHRUN.split(log, maxsplit=1)[0]
+    lines = (before.strip() or log).splitlines()
+    return [line[:200] for line in lines if line.strip()][-LINES:]
 
 
 def _lost_connection(rank: Rank) -> bool:
@@ -57,30 +62,36 @@ def _lost_connection(rank: Rank) -> bool:
 def _of_error(evidence: Evidence, failed: list[Rank]) -> Finding:
     first = min(failed, key=lambda rank: rank.events[-1]["time"])
     alike = [rank for rank in failed if _kind(rank) == _kind(first)]
-    message = first.error["message"].strip().splitlines() or [""]
-    if first.error["type"] == "SystemExit":
-        what = f"called sys.exit({message[0] if message[0].isdigit() else repr(message[0])})"
-    else:
-        what = f"failed with {first.error['type']}: {message[0]}"
+    kind, places = _kind(first)
+    message = (_error(first)["message"].strip().splitlines() or [""])[0]
+    what, cure = f"failed with {kind}: {message}", "Repair this error."
+    if kind == "SystemExit":
+        what = f"called sys.exit({message if message.isdigit() else repr(message)})"
+        if message.isdigit():
+            cure = f"Repair what the output reports: {''.join(_last_lines(evidence.log)[-1:])}"
+    who = ranks_in_words([rank.number for rank in alike], evidence.world).capitalize()
     if evidence.world == 1:
-        who, cure = "The script", ""
-    elif len(alike) == evidence.world:
-        who, cure = "All ranks", ""
-    else:
-        who = ranks_in_words([rank.number for rank in alike], evidence.world).capitalize()
-        others = [rank for rank in evidence.ranks if rank not in alike and _has_failed(rank)]
-        cure = " The other ranks failed later: look whether this follows." if others else ""
-        if others and all(_lost_connection(rank) or rank.end is None for rank in others):
-            cure = " The other ranks failed only because this one had ended."
-    finding = Finding(ERROR, "deaths", f"{who} {what}", f"Repair this error.{cure}", PAGE)
-    for rank in alike:
-        if rank.error["places"]:
-            finding.add_place(rank.error["places"][-1], rank.number)
+        who = "The script"
+    elif others := [rank for rank in evidence.ranks if rank not in alike and _has_failed(rank)]:
+        cure += (
+            " The other ranks failed only because of this."
+            if all(_lost_connection(rank) or rank.end is None for rank in others)
+            else " It happened first. Look whether the errors of the other ranks follow from it."
+        )
+    finding = Finding(ERROR, "deaths", f"{who} {what}", cure, PAGE)
+    for place in places:
+        finding.add_place(place, *(rank.number for rank in alike))
     return finding
 
 
-def _kind(rank: Rank) -> tuple:
-    return rank.error["type"], str(rank.error["places"][-1:])
+def _error(rank: Rank) -> dict:
+    assert rank.error
+    return rank.error
+
+
+def _kind(rank: Rank) -> tuple[str, list]:
+    """Return the type of an error and its innermost place, if any."""
+    return _error(rank)["type"], _error(rank)["places"][-1:]
 
 
 def _has_failed(rank: Rank) -> bool:
@@ -117,22 +128,21 @@ def _code_in_log(evidence: Evidence, rank: Rank) -> int | None:
 
 def _of_killed(evidence: Evidence, rank: Rank) -> Finding:
     code = _code_in_log(evidence, rank)
+    cure, page = "If nothing else has killed it, perhaps memory ran out: see `dmesg`.", KILLED_PAGE
     if rank.crash:
         how = rank.crash.splitlines()[0]
-    elif code is None:
-        how = "killed"
+        cure = "If gloo received data of an unexpected size, the ranks call different collectives."
+    elif code is None or code < 0:
+        how = f"killed by {signal.Signals(-code).name}" if code else "killed"
     else:
-        how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-    cure = "Look at the end of the log. "
-    if code == -signal.SIGKILL or (code is None and not rank.crash):
-        cure += "If nothing else has killed it, perhaps memory ran out: see `dmesg`."
-    elif rank.crash:
-        cure += "If gloo received data of an unexpected size, the ranks call different collectives."
+        how = f"exit code {code}"
+        cure, page = "Look for `os._exit` and `SystemExit` in the script.", PAGE
+    lines = (event["line"] for event in reversed(rank.events) if event.get("line"))
     return Finding(
         ERROR,
         "deaths",
         f"Rank {rank.number} ended without a Python error after "
         f"{len(rank.of('step'))} optimizer steps ({how}).",
-        cure.strip(),
-        KILLED_PAGE,
-    ).add_place(rank.crash_line or rank.events[-1].get("line"), rank.number)
+        f"Look at the end of the log. {cure}",
+        page,
+    ).add_place(rank.crash_line or next(lines, None), rank.number)
