@@ -17,10 +17,11 @@ _ended: set[int] = set()  # the ID of this process if its end was recorded
 def watch() -> None:
     atexit.register(lambda: _end(getattr(sys, "last_value", None)))
     when_imported("multiprocessing.process", observe_processes)
-    sys.exit = _recording(sys.exit)
+    functions: list[tuple] = [(sys, "exit")]
     if hasattr(builtins, "exit"):  # not with python -S
-        quitter = type(builtins.exit)
-        setattr(quitter, "__call__", _recording(quitter.__call__))  # noqa: B010
+        functions.append((type(builtins.exit), "__call__"))
+    for owner, name in functions:
+        setattr(owner, name, _recording(getattr(owner, name)))
 
 
 def _recording(leave):

@@ -13,6 +13,6 @@ agent.start()
 sys.argv = sys.argv[1:]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
-except BaseException as error:
+except Exception as error:
     sys.last_value = error  # as Python does before it prints an error
     raise
