@@ -23,6 +23,7 @@ from tests.conftest import REPOSITORY
 
 TABLES = {  # {script: rows of each table, except for its targets that a quick run misses}
     "accuracy": [2],
+    "audit": [2, 2, 2],
     "article": [2],  # and a third row if the CPU has bf16 instructions
     "input": [5],
     "overhead": [3, 2, 3, 2, 4],
@@ -200,7 +201,7 @@ def test_a_quick_run_prints_and_saves_every_table(name, start, tmp_path):
     for table in report["tables"]:
         assert f"{table['title']} (1 repeat)" in result.stdout
         assert all(len(row["values"]) == 1 for row in table["rows"].values())
-    if name in ("overhead", "scaling"):  # the other scripts check each command that they run
+    if name in ("audit", "overhead", "scaling"):  # the other scripts check each command that they run
         assert report["facts"]["processes"] == 2
     if name == "input":
         images = report["tables"][0]["rows"]

@@ -122,9 +122,12 @@ def check_usable(evidence: Evidence, log: str, gpu: bool = False) -> None:
                     f"the script needs a GPU: {short_path(file)}:{number}: {text}. "
                     "Let it fall back to the CPU and gloo, or use --gpu."
                 )
-    if not any(rank.of("backward", "step") or rank.error for rank in evidence.ranks):
-        if not evidence.hang and not evidence.is_distributed:
-            raise UserError(f"the command did not train. Its output is in {log}.")
+    if evidence.hang or any(rank.of("connecting", "backward", "step") for rank in evidence.ranks):
+        return
+    exits = [rank.error for rank in evidence.ranks if rank.error]
+    if all(error["type"] == "SystemExit" for error in exits):  # for example, an option is missing
+        lines = evidence.log.strip().splitlines() or [""]
+        raise UserError(f"the command did not train. Its output is in {log}: {lines[-1]}")
 
 
 def run_checks(evidence: Evidence) -> tuple[list[Finding], dict[str, str]]:
