@@ -4,6 +4,7 @@ Every event has `kind`, `time` (seconds, equal clocks on one machine) and `line`
 script that caused it, as [file, line number, function].
 """
 
+import errno
 import functools
 import json
 import os
@@ -11,6 +12,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 # Environment variables: the folder that receives the files
 FOLDER = "ACCEL_DEMO_AUDIT"
@@ -58,17 +60,26 @@ def path_of(name: str) -> str:
 
 
 def emit(kind: str, /, **fields) -> None:
-    """Write one event."""
+    """Write one event. If that fails, for example on a full disk, write no more of them."""
     if is_muted():
         return
-    if _Log.process != os.getpid():  # the first event, or the first one after a fork
-        _Log.process, _Log.muted = os.getpid(), False
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        _Log.file = os.open(path_of("jsonl"), flags, 0o600)
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-        variables = {name: os.environ[name] for name in names if name in os.environ}
-        _write("process", pid=os.getpid(), parent=_parent(), variables=variables)
-    _write(kind, **fields)
+    try:
+        if _Log.process != os.getpid():  # the first event, or the first one after a fork
+            _begin_process()
+        _write(kind, **fields)
+    except OSError:
+        mute()
+        with suppress(OSError):  # needs no space on the disk
+            os.close(os.open(path_of("lost"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _begin_process() -> None:
+    _Log.process, _Log.muted = os.getpid(), False
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    _Log.file = os.open(path_of("jsonl"), flags, 0o600)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    variables = {name: os.environ[name] for name in names if name in os.environ}
+    _write("process", pid=os.getpid(), parent=_parent(), variables=variables)
 
 
 def _parent() -> int:
@@ -81,7 +92,9 @@ def _parent() -> int:
 
 def _write(kind: str, /, **fields) -> None:
     line = json.dumps({"kind": kind, "time": time.time(), **fields}, default=str)
-    os.write(_Log.file, line.encode() + b"\n")
+    content = line.encode() + b"\n"
+    if os.write(_Log.file, content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def read_events(folder: str) -> list[list[dict]]:
@@ -133,10 +146,7 @@ def guarded(function):
         except Exception as error:
             if function.__qualname__ not in _Log.faults:
                 _Log.faults.add(function.__qualname__)
-                try:
-                    emit("fault", hook=function.__qualname__, message=repr(error))
-                except OSError:  # the folder is gone or the disk is full
-                    _Log.muted = True
+                emit("fault", hook=function.__qualname__, message=repr(error))
             return None
 
     return hook

@@ -1,28 +1,27 @@
-"""Observe which files the script writes, and keep a copy of each file that it changes.
+"""Observe which files the script reads and writes, and have them copied before it changes them.
 
-A shortened run must not overwrite the best checkpoint of a long one. Before a process first opens
-an existing file for writing, renames or removes it, the file is copied. `restore` puts it back.
+A shortened run must not overwrite the best checkpoint of a long one. Before a process opens an
+existing file for writing, renames or removes it, `copies.protect` copies it.
 """
 
 import functools
-import hashlib
-import itertools
 import os
-import shutil
 import sys
 import threading
 
 from .collectives import counted
-from .events import FOLDER, emit, guarded, is_muted, is_own_file, line_of_script
+from .copies import NO_FILES, absolute, protect
+from .events import FOLDER, emit, is_muted, is_own_file, line_of_script
 
-_NO_FILES = ("/dev/", "/proc/", "/sys/")
 _NOT_DATA = (".py", ".pyc", ".pyi", ".so", ".lock")
-_WITHOUT_NAME = getattr(os, "O_TMPFILE", -1)
+_COMPILERS = tuple(
+    os.path.join("", "site-packages", name, "")
+    for name in ("torch/_inductor", "torch/_dynamo", "torch/_functorch", "triton")
+)
 _state = {"reads": 0}
 _thread = threading.local()  # `busy` is set while this thread handles an event
-_seen: set[str] = set()
+_emitted: set[str] = set()
 MOST_READS = 500
-_counter = itertools.count()
 
 
 def watch() -> None:
@@ -31,15 +30,22 @@ def watch() -> None:
 
 def _hook(event: str, arguments: tuple) -> None:
     """Handle one audit event. https://docs.python.org/3/library/audit_events.html"""
-    if event not in _HANDLERS or getattr(_thread, "busy", False):
+    if event in _HANDLERS:
+        _handle(_HANDLERS[event], *arguments)
+
+
+def _handle(handler, *arguments) -> None:
+    """Call a handler that never raises, unless this thread is in one already.
+
+    Files are copied even in processes whose events are not recorded, such as loader workers.
+    """
+    if getattr(_thread, "busy", False):
         return
     _thread.busy = True
     try:
-        _HANDLERS[event](*arguments)
+        handler(*arguments)
     except Exception as error:
-        if not _seen & {"fault"}:
-            _seen.add("fault")
-            emit("fault", hook="files", message=repr(error))
+        _once("fault", hook="files", message=repr(error))
     finally:
         _thread.busy = False
 
@@ -47,16 +53,15 @@ def _hook(event: str, arguments: tuple) -> None:
 def _opened(path, mode, flags) -> None:
     if isinstance(path, int):  # an open file
         return
-    path = os.fspath(path)
     path = os.fsdecode(path)
-    if flags & _WITHOUT_NAME == _WITHOUT_NAME:  # a temporary file without a name
+    if os.path.isdir(path):  # tempfile opens a file in it that has no name, or one of its own
         return
-    if not flags & (os.O_WRONLY | os.O_RDWR):
+    if not flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):
         _read(path)
-    elif flags & os.O_EXCL:  # a new file, such as a temporary one
-        _seen.add(_absolute(path))
-    else:
+    elif not flags & os.O_EXCL:
         _write(path, "append" if flags & os.O_APPEND else "write")
+    elif not os.path.lexists(path):  # otherwise, opening it fails
+        protect(path)
 
 
 def _renamed(source, target, source_folder=-1, target_folder=-1) -> None:
@@ -76,6 +81,20 @@ def _truncated(path, size) -> None:
         _write(os.fsdecode(path), "write")
 
 
+def _linked(source, target, source_folder=-1, target_folder=-1) -> None:
+    protect(_full(source, source_folder))  # the script may change it under its new name
+    protect(_full(target, target_folder))
+
+
+def _linked_by_name(source, target, folder=-1) -> None:
+    protect(_full(target, folder))
+
+
+def _made(path, mode, folder=-1) -> None:
+    if not os.path.lexists(_full(path, folder)):  # otherwise, it fails
+        protect(_full(path, folder))
+
+
 def _connected(database) -> None:
     path = os.fsdecode(database)
     for ending in ("", "-journal", "-wal"):
@@ -87,10 +106,15 @@ def _locked(*_) -> None:
         _once("lock")
 
 
-def _once(kind: str) -> None:
-    if kind not in _seen and not is_muted():
-        _seen.add(kind)
-        emit(kind)
+def _ran(*_) -> None:
+    if _innermost_of(lambda name: f"{os.sep}site-packages{os.sep}" in name) is None:
+        _once("program")
+
+
+def _once(kind: str, **fields) -> None:
+    if kind not in _emitted and not is_muted():
+        _emitted.add(kind)
+        emit(kind, **fields)
 
 
 _HANDLERS = {
@@ -100,6 +124,14 @@ _HANDLERS = {
     "sqlite3.connect": _connected,
     "os.rename": _renamed,
     "os.remove": _removed,
+    "os.rmdir": _removed,
+    "os.mkdir": _made,
+    "os.link": _linked,
+    "os.symlink": _linked_by_name,
+    "os.system": _ran,
+    "os.exec": _ran,
+    "os.posix_spawn": _ran,
+    "subprocess.Popen": _ran,
     "os.truncate": _truncated,
 }
 
@@ -113,9 +145,14 @@ def _full(path, folder: int) -> str:
 
 
 def _files_below(path: str) -> list[str]:
+    """Return the path, and if it is a folder, all files, folders and links below it."""
     if not os.path.isdir(path) or os.path.islink(path):
         return [path]
-    return [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+    return [path] + [
+        os.path.join(folder, name)
+        for folder, folders, names in os.walk(path)
+        for name in (*folders, *names)
+    ]
 
 
 def _write(path: str, how: str) -> None:
@@ -130,144 +167,70 @@ def _read(path: str) -> None:
 
 
 def _event(path: str, how: str) -> None:
-    path = os.path.abspath(path)
+    path = absolute(path)
     own = os.environ.get(FOLDER, "-")
-    if path.startswith((*_NO_FILES, sys.prefix + os.sep, own)) or path.endswith(_NOT_DATA):
+    if path.startswith((*NO_FILES, sys.prefix + os.sep, own)) or path.endswith(_NOT_DATA):
         return
-    if "torch" in sys.modules and not is_muted():
-        emit("file", path=path, how=how, line=line_of_script(4), collectives=counted())
+    if "torch" not in sys.modules or is_muted():
+        return
+    if path.startswith(_caches()) or f"{os.sep}torchinductor_" in path:
+        return
+    if _innermost_of(lambda name: any(each in name for each in _COMPILERS)) is None:
+        emit("file", path=path, how=how, line=line_of_script(), collectives=counted())
 
 
-def protect(path: str) -> None:
-    """Copy a file, unless it is new or has been copied.
-
-    Several ranks may do this at the same time. Nobody writes to the file before its copy has its
-    final name, so the first copy that gets this name contains the original.
-    """
-    folder = os.environ.get(FOLDER)
-    path = _absolute(path)
-    if folder is None or path in _seen or path.startswith((*_NO_FILES, folder)):
-        return
-    _seen.add(path)
-    name = os.path.join(folder, "files", hashlib.sha256(os.fsencode(path)).hexdigest()[:32])
-    if any(os.path.lexists(f"{name}.{ending}") for ending in ("copy", "new")):
-        return
-    os.makedirs(os.path.dirname(name), exist_ok=True)
-    _publish(f"{name}.path", lambda part: _write_bytes(part, os.fsencode(path)))
-    if os.path.isdir(path):
-        return
-    if not os.path.lexists(path) or os.lstat(path).st_ctime > _started_at(folder):
-        _publish(f"{name}.new", lambda part: _write_bytes(part, b""))
-        return
-    try:
-        _publish(
-            f"{name}.copy",
-            lambda part: shutil.copy2(path, part, follow_symlinks=False),
-            unless=f"{name}.new",
-        )
-    except OSError as error:  # no space, or no permission to read
-        emit("unprotected", path=path, reason=error.strerror)
+def _innermost_of(is_meant) -> str | None:
+    """Return the innermost source file that `is_meant` accepts and the script has called."""
+    frame = sys._getframe(1)
+    while frame is not None and not is_own_file(frame.f_code.co_filename):
+        if is_meant(frame.f_code.co_filename):
+            return frame.f_code.co_filename
+        frame = frame.f_back
+    return None
 
 
 @functools.cache
-def _started_at(folder: str) -> float:
-    """Return the time when the audit started: files that were created later are new."""
-    try:
-        return os.stat(os.path.join(folder, "plan.json")).st_mtime
-    except OSError:
-        return float("inf")
-
-
-def _absolute(path: str) -> str:
-    """Return the path without links in its folders. The file itself may be a link."""
-    return os.path.join(os.path.realpath(os.path.dirname(path) or "."), os.path.basename(path))
-
-
-def _write_bytes(path: str, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-
-
-def _publish(name: str, write, unless: str | None = None) -> None:
-    """Create a file with its content at once. If another process was faster, keep its file."""
-    # tempfile holds a lock while it opens files, so a hook cannot use it.
-    part = f"{name}.{os.getpid()}-{threading.get_ident()}-{next(_counter)}"
-    write(part)
-    try:
-        if unless is None or not os.path.lexists(unless):
-            os.link(part, name, follow_symlinks=False)
-    except FileExistsError:
-        pass
-    finally:
-        os.unlink(part)
-
-
-def restore(folder: str) -> tuple[list[str], list[str]]:
-    """Put all copied files back. Return the paths of changed files, and of new ones."""
-    changed, new = [], []
-    files = os.path.join(folder, "files")
-    for name in sorted(os.listdir(files)) if os.path.isdir(files) else []:
-        if not name.endswith(".path"):
-            continue
-        base = os.path.join(files, name.removesuffix(".path"))
-        with open(f"{base}.path", "rb") as file:
-            path = os.fsdecode(file.read())
-        if os.path.lexists(f"{base}.copy"):
-            if _differs(path, f"{base}.copy"):
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                part = f"{path}.accel-demo-audit"
-                shutil.copy2(f"{base}.copy", part, follow_symlinks=False)
-                os.replace(part, path)
-                changed.append(path)
-        elif os.path.lexists(f"{base}.new") and os.path.lexists(path):
-            new.append(path)
-    return changed, new
-
-
-def _differs(path: str, copy: str) -> bool:
-    if not os.path.lexists(path) or os.path.islink(path) or os.path.islink(copy):
-        return True
-    now, then = os.stat(path), os.stat(copy)
-    return (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns)
+def _caches() -> tuple[str, ...]:
+    """Return the folders that libraries share between processes, and know how to."""
+    variables = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR")
+    folders = [os.environ.get(name) or "~/.cache" for name in variables] + ["~/.triton"]
+    return tuple(os.path.join(os.path.realpath(os.path.expanduser(each)), "") for each in folders)
 
 
 def observe_torch(torch) -> None:
-    """`torch.save` and `torch.jit.save` open the file in C++."""
-    torch.save = torch.serialization.save = _observed_save(torch.save, position=1)
-    torch.jit.save = _observed_save(torch.jit.save, position=1)
+    """PyTorch opens the files that it saves in C++."""
+    torch.save = torch.serialization.save = _observed_save(torch.save)
+    jit = torch.jit
+    for owner in (jit.ScriptModule, jit.RecursiveScriptModule, jit.ScriptFunction):
+        owner.save = _observed_save(owner.save)
+    original = torch._C.PyTorchFileWriter
+
+    @functools.wraps(original)
+    def writer(target, *args, **kwargs):  # of torch.export and torch.package
+        if isinstance(target, (str, os.PathLike)):
+            _handle(protect, os.path.realpath(os.fsdecode(target)))
+        return original(target, *args, **kwargs)
+
+    torch._C.PyTorchFileWriter = writer
 
 
 def observe_safetensors(module) -> None:
     """safetensors opens the file in Rust."""
-    module.save_file = _observed_save(module.save_file, position=1)
+    module.save_file = _observed_save(module.save_file)
 
 
-def _observed_save(original, position: int):
+def _observed_save(original):
+    """Return a function that saves something, the first argument, to a file, the second one."""
+
     @functools.wraps(original)
     def save(*args, **kwargs):
-        target = args[position] if len(args) > position else kwargs.get("f", kwargs.get("filename"))
+        target = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
         is_path = isinstance(target, (str, os.PathLike))
         if is_path:
-            _saving(target)
+            _handle(_write, os.fsdecode(target), "save")
         result = original(*args, **kwargs)
         if is_path:
-            _saved(target)
+            _handle(_event, os.path.realpath(os.fsdecode(target)), "saved")
         return result
 
     return save
-
-
-@guarded
-def _saving(target) -> None:
-    _thread.busy = True
-    try:
-        path = os.path.realpath(os.fsdecode(os.fspath(target)))
-        protect(path)
-        _event(path, "save")
-    finally:
-        _thread.busy = False
-
-
-@guarded
-def _saved(target) -> None:
-    _event(os.path.realpath(os.fsdecode(os.fspath(target))), "saved")

@@ -201,7 +201,7 @@ def test_a_quick_run_prints_and_saves_every_table(name, start, tmp_path):
     for table in report["tables"]:
         assert f"{table['title']} (1 repeat)" in result.stdout
         assert all(len(row["values"]) == 1 for row in table["rows"].values())
-    if name in ("audit", "overhead", "scaling"):  # the other scripts check each command that they run
+    if name in ("audit", "overhead", "scaling"):  # the others check what they run
         assert report["facts"]["processes"] == 2
     if name == "input":
         images = report["tables"][0]["rows"]

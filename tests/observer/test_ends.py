@@ -103,7 +103,7 @@ def test_two_launches_are_not_one_and_the_second_one_is_named_as_not_checked(tmp
     assert findings_of(launches, ended) == []
     evidence = Evidence(first, 0, other_launches=[second])
     nothing = dict.fromkeys(("changed", "unseen", "new", "left"), [])
-    result = result_of(evidence, nothing | {"all_watched": True}, [], [])
+    result = result_of(evidence, nothing | {"all_watched": True, "not_restored": {}}, [], [])
     assert "another launch of 2 processes" in result.not_checked
 
 

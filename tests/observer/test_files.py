@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from accel_demo.observer.files import restore
+from accel_demo.observer.copies import Restored, restore
 from tests.conftest import run_ranks
 from tests.observer.test_checks import OBSERVED
 
@@ -52,9 +52,14 @@ def test_all_files_that_a_script_changes_are_put_back_and_new_ones_are_listed(tm
     assert (folder / "everyone.txt").read_text().startswith("new")
     assert not (folder / "folder").exists()
 
-    changed, new = restore(str(events))
-    assert {os.path.relpath(path, folder) for path in new} == {"checkpoint-old", "created.txt"}
-    assert sorted(os.path.relpath(path, folder) for path in changed) == sorted([*NAMES, "latest"])
+    restored = restore(str(events))
+    assert restored.failed == {} and restored.kept == []
+
+    def names(paths):
+        return sorted(os.path.relpath(path, folder) for path in paths)
+
+    assert names(restored.new) == ["checkpoint-old", "created.txt"]
+    assert names(restored.changed) == sorted([*NAMES, "latest"])
     assert {name: (folder / name).read_text() for name in NAMES} == {
         name: f"original {name}" for name in NAMES
     }
@@ -69,4 +74,4 @@ def test_files_that_were_only_read_or_rewritten_by_nobody_are_not_touched(tmp_pa
     (folder / "script.py").write_text("import torch\nopen('data.txt').read()\n")
     result = run_ranks([OBSERVED, Path("script.py")], 2, cwd=folder, ACCEL_DEMO_AUDIT=str(events))
     assert result.returncode == 0, result.stderr
-    assert restore(str(events)) == ([], [])
+    assert restore(str(events)) == Restored()

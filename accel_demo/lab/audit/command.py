@@ -15,7 +15,6 @@ could not be observed.
 import os
 import re
 import shlex
-import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from accel_demo.lab.audit import launches
 from accel_demo.lab.audit.all_checks import CHECKS, EXPLAINS
 from accel_demo.lab.audit.checks import deaths
 from accel_demo.lab.audit.evidence import Evidence, read_launches, trains
+from accel_demo.lab.audit.keeper import clean_up
 from accel_demo.lab.audit.observed_command import ObservedCommand
 from accel_demo.lab.audit.result import (
     VERDICTS,
@@ -38,7 +38,6 @@ from accel_demo.lab.audit.result import (
 from accel_demo.lab.audit.tables import print_result
 from accel_demo.lab.output import write_json
 from accel_demo.options import Parser, check_outputs
-from accel_demo.processes.cleanup import sigterm_raises
 from accel_demo.wording import counted
 
 # In the message or the line of an error: the script cannot run without a GPU
@@ -48,7 +47,10 @@ QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S*")  # names and paths, which may
 
 def main(arguments: list[str]) -> int:
     options = read_options(arguments)
-    folder = Path(tempfile.mkdtemp(prefix="accel-demo-audit-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="accel-demo-audit-"))
+    except OSError as error:
+        raise UserError(f"cannot create a temporary folder ({error.strerror})") from None
     command = launches.command_for(options.command, options.processes)
     plan = {
         "command": command,
@@ -62,23 +64,24 @@ def main(arguments: list[str]) -> int:
     say(f"its output: {plan['log']}")
     if launches.has_gpus() and not options.gpu:
         say("its GPUs are hidden, and ACCELERATE_USE_CPU=true is set (see --gpu)")
+    observed = ObservedCommand(folder, plan, options.timeout)
     try:
-        with sigterm_raises(KeyboardInterrupt):
-            observed = ObservedCommand(folder, plan, options.timeout)
-            ended = observed.run()
+        ended = observed.run()
         if ended["error"]:
             raise UserError(ended["error"])
         waits = observed.waits
         ranks, *others = read_launches(folder, observed.hang) or [[]]
+        log = Path(plan["log"]).read_bytes()[-20_000:].decode(errors="replace")
+        evidence = Evidence(ranks, ended["code"], log, observed.hang, observed.out_of_time)
+        evidence.other_launches = others
+        evidence.seconds_to_notice = observed.seconds_to_notice
+        check_usable(evidence, plan["log"], options.gpu)
+    except BaseException:
+        for path, reason in observed.not_restored.items():
+            say(f"not put back: {short_path(path)} ({reason})")
+        raise
     finally:
-        for path in folder.iterdir():
-            if path.name != "output.txt":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-    log = Path(plan["log"]).read_bytes()[-20_000:].decode(errors="replace")
-    evidence = Evidence(ranks, ended["code"], log, observed.hang, observed.out_of_time)
-    evidence.other_launches = others
-    evidence.seconds_to_notice = observed.seconds_to_notice
-    check_usable(evidence, plan["log"], options.gpu)
+        clean_up(folder)
     result = result_of(evidence, ended, command, waits)
     print_result(result)
     if options.json:
@@ -160,6 +163,9 @@ def result_of(evidence: Evidence, ended: dict, command: list[str], waits: list[s
     for launch in filter(trains, evidence.other_launches):
         reason = "the audit checks only one launch"
         skipped[f"another launch of {counted(len(launch), 'process')}"] = reason
+    if ended["unseen"] or any(evidence.counts("program")):
+        what = "files that other programs change outside this folder or in hidden folders"
+        skipped[what] = "only changes by this script's Python code are seen and put back there"
     enough = [event["steps"] for rank in evidence.ranks for event in rank.of("enough")]
     if enough:
         skipped["the rest of the run"] = f"it was ended after {max(enough)} steps (see --steps)"
@@ -187,12 +193,10 @@ def result_of(evidence: Evidence, ended: dict, command: list[str], waits: list[s
         not_checked=skipped,
         waits=waits if not evidence.hang else [],
         restored=ended["changed"],
-        not_restored={
-            event["path"]: event["reason"]
-            for rank in evidence.ranks
-            for event in rank.of("unprotected")
-        }
-        | dict.fromkeys(ended["unseen"], "not changed by a Python call that the audit sees"),
+        not_restored=dict.fromkeys(
+            ended["unseen"], "not changed by a Python call that the audit sees"
+        )
+        | ended["not_restored"],
         new=ended["new"],
         killed_processes=0 if evidence.hang or evidence.out_of_time else ended["left"],
     )

@@ -1,46 +1,53 @@
 """Run the audited command, then kill what it has left behind and put its files back.
 
-`accel-demo audit` starts this program with the folder of the audit as its argument. The operating
-system closes stdin if `accel-demo audit` exits, even if it was killed: then the command is killed
-and the files are put back all the same. `kill` on stdin does the same earlier.
+`accel-demo audit` starts this program with the folder of the audit as its argument, and writes the
+plan to stdin, because the environment in it may contain secrets. The operating system closes stdin
+if `accel-demo audit` exits, even if it was killed: then the command is killed and the files are put
+back all the same. Only this program may delete the copies, unless it was killed.
 """
 
 import fcntl
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from accel_demo.errors import say
 from accel_demo.files import write_whole
 from accel_demo.lab.audit.folder import FolderState
-from accel_demo.observer.files import restore
-from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
+from accel_demo.observer.copies import Restored, remove_copies, restore
+from accel_demo.processes.cleanup import SIGNALS, adopt_orphans, kill_descendants
 from accel_demo.processes.launch import start
 
 POLL_INTERVAL = 0.05  # seconds
 EXIT_TIMEOUT = 3  # seconds that processes may outlive the command that has started them
+RESERVE = 200_000  # bytes for the result, if the disk is full
 
 
 def main(folder: Path) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, lambda number, frame: None)
     adopt_orphans()
-    plan = json.loads((folder / "plan.json").read_text())
+    try:
+        plan = json.loads(sys.stdin.readline())
+    except ValueError:  # the audit has been stopped before it began
+        return
     if not lock(plan["folder"]):
         error = "another audit is running in this folder. Wait until it has ended."
-        finish(folder, {"code": None, "error": error})
+        finish(folder, plan, {"code": None, "error": error}, Restored())
         return
     asked = threading.Event()
-    threading.Thread(target=wait_for_order, args=[asked], daemon=True).start()
+    threading.Thread(target=wait_for_end, args=[asked], daemon=True).start()
     result: dict = {"code": None, "error": None}
     before = FolderState.of(plan["folder"], folder, plan["outputs"])
     try:
+        (folder / "reserve").write_bytes(bytes(RESERVE))
         with open(plan["log"], "wb") as log:
             process = start(
                 plan["command"],
@@ -57,21 +64,43 @@ def main(folder: Path) -> None:
         result["error"] = f"cannot start {plan['command'][0]} ({error.strerror})"
     finally:
         result["left"] = kill_descendants_after(0 if asked.is_set() else EXIT_TIMEOUT)
-        changed, new = restore(str(folder)) if not plan["keep"] else ([], [])
-        result |= {"changed": changed, "new": new, "all_watched": before.is_complete}
-        finish(folder, result | {"unseen": before.changed() if not plan["keep"] else []})
+        restored = Restored() if plan["keep"] else restore(str(folder))
+        unseen = [path for path in before.changed() if path not in restored.failed]
+        unseen = [] if plan["keep"] else unseen
+        result |= {"unseen": unseen, "all_watched": before.is_complete}
+        finish(folder, plan, result, restored)
 
 
-def finish(folder: Path, result: dict) -> None:
-    """Write the result, and delete the copies of the script's files."""
-    shutil.rmtree(folder / "files", ignore_errors=True)
-    write_whole(folder / "result.json", json.dumps(result))
+def finish(folder: Path, plan: dict, result: dict, restored: Restored) -> None:
+    """Write the result, and delete the copies of the files that were put back."""
+    (folder / "reserve").unlink(missing_ok=True)
+    result |= result_of(restored)
+    with suppress(OSError):  # the disk is full: then the audit puts the files back once more
+        write_whole(folder / "result.json", json.dumps(result))
+        remove_copies(str(folder), restored.kept)
+    if not is_running(plan["audit"]):  # it was killed
+        for path, reason in restored.failed.items():
+            say(f"not put back: {path} ({reason})")
+        clean_up(folder)
+
+
+def result_of(restored: Restored) -> dict:
+    """Return the fields of the result that are about the script's files."""
+    return {"changed": restored.changed, "new": restored.new, "not_restored": restored.failed}
+
+
+def clean_up(folder: Path) -> None:
+    """Delete what an audit leaves behind, but not the command's output and copies of files."""
+    for path in folder.iterdir():
+        if path.name not in ("output.txt", "files"):
+            path.unlink(missing_ok=True)
 
 
 def lock(folder: str) -> bool:
     """Lock a folder until this program exits. Return False if another audit has locked it.
 
-    The other audit would take files that this one has changed for the originals.
+    The other audit would take files that this one has changed for the originals. That can still
+    happen to files outside the folder, if two audits in different folders change the same ones.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -83,8 +112,8 @@ def lock(folder: str) -> bool:
     return True
 
 
-def wait_for_order(asked: threading.Event) -> None:
-    sys.stdin.readline()  # returns if stdin is closed, too
+def wait_for_end(asked: threading.Event) -> None:
+    sys.stdin.read()  # returns if stdin is closed
     asked.set()
 
 
@@ -92,15 +121,20 @@ def kill_descendants_after(seconds: float) -> int:
     """Kill all descendants that are still running after `seconds`, and return their number."""
     deadline = time.monotonic() + seconds
     while running := [
-        each
-        for each in psutil.Process().children(recursive=True)
-        if each.status() != psutil.STATUS_ZOMBIE
+        each for each in psutil.Process().children(recursive=True) if is_running(each.pid)
     ]:
         if time.monotonic() > deadline:
             break
         time.sleep(POLL_INTERVAL)
     kill_descendants()
     return len(running)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 if __name__ == "__main__":

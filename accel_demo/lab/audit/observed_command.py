@@ -2,17 +2,27 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 from accel_demo.errors import say
 from accel_demo.lab.audit.evidence import Rank, read_launches
+from accel_demo.lab.audit.keeper import result_of
 from accel_demo.lab.audit.result import short_path, text_of
+from accel_demo.observer.copies import Restored, remove_copies, restore
+from accel_demo.processes.cleanup import (
+    SIGNALS,
+    adopt_orphans,
+    kill_descendants,
+    signals_to_catch,
+)
 from accel_demo.processes.launch import start
 
 SILENCE = 8.0  # seconds without any event
@@ -26,8 +36,29 @@ def running(launch: list[Rank]) -> list[Rank]:
     return [rank for rank in launch if rank.end is None and psutil.pid_exists(rank.pid)]
 
 
+@contextmanager
+def one_stop_signal() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` at the first stop signal, and ignore those that follow it."""
+
+    def stop(number, frame):
+        ignore_stop_signals()
+        raise KeyboardInterrupt
+
+    earlier = {number: signal.signal(number, stop) for number in signals_to_catch()}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def ignore_stop_signals() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class ObservedCommand:
-    """A running audit. `folder` contains the events, the plan and the result."""
+    """A running audit. `folder` contains the events, the copies and the result."""
 
     def __init__(self, folder: Path, plan: dict, time_limit: float):
         self.folder, self.plan, self.time_limit = folder, plan, time_limit
@@ -38,10 +69,22 @@ class ObservedCommand:
         self.asked_at = 0.0
         self.read_up_to: dict[Path, int] = {}  # bytes of each file that were searched for steps
         self.steps: dict[Path, int] = {}
+        self.keeper: subprocess.Popen | None = None
+        self.not_restored: dict[str, str] = {}  # maps files to the reasons
 
     def run(self) -> dict:
         """Run the command to its end. Return the keeper's result."""
-        (self.folder / "plan.json").write_text(json.dumps(self.plan))
+        adopt_orphans()  # the command's processes, if the keeper is killed
+        with one_stop_signal():
+            try:
+                self.start_keeper()
+                self.follow()
+                return self.end()
+            except BaseException:
+                self.end()
+                raise
+
+    def start_keeper(self) -> None:
         command = [sys.executable, "-m", "accel_demo.lab.audit.keeper", str(self.folder)]
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         self.keeper = start(
@@ -52,19 +95,38 @@ class ObservedCommand:
             stdin=subprocess.PIPE,
             new_session=True,
         )
-        try:
-            self.follow()
-        finally:
-            assert self.keeper.stdin
-            with suppress(BrokenPipeError):
-                self.keeper.stdin.close()
-            self.keeper.wait()
+        assert self.keeper.stdin
+        with suppress(BrokenPipeError):
+            self.keeper.stdin.write(json.dumps(self.plan | {"audit": os.getpid()}) + "\n")
+            self.keeper.stdin.flush()
+
+    def end(self) -> dict:
+        """Wait until the keeper has ended the command and put the files back."""
+        ignore_stop_signals()
+        if self.keeper is None:
+            return {}
+        assert self.keeper.stdin
+        with suppress(BrokenPipeError):
+            self.keeper.stdin.close()
+        self.keeper.wait()
         result = self.folder / "result.json"
-        if not result.exists():
-            return {"code": None, "error": "the audit's own process was killed", "changed": []}
-        return json.loads(result.read_text())
+        ended = json.loads(result.read_text()) if result.exists() else self.replace_keeper()
+        self.not_restored = ended["not_restored"]
+        return ended
+
+    def replace_keeper(self) -> dict:
+        """Do what a keeper that was killed has not done."""
+        kill_descendants()
+        restored = Restored() if self.plan["keep"] else restore(str(self.folder))
+        remove_copies(str(self.folder), restored.kept)
+        error = (
+            "the audit's own process was killed, or could not write its result. "
+            "The command was ended, and its files were put back."
+        )
+        return {"code": None, "error": error} | result_of(restored)
 
     def follow(self) -> None:
+        assert self.keeper
         begun = time.monotonic()
         shown = 0.0
         while self.keeper.poll() is None:
@@ -112,6 +174,7 @@ class ObservedCommand:
 
     def work_of_all(self) -> float:
         """Return the seconds that all processes have computed, or waited for a core."""
+        assert self.keeper
         total = 0.0
         with suppress(psutil.Error):
             for process in psutil.Process(self.keeper.pid).children(recursive=True):
@@ -164,6 +227,7 @@ class ObservedCommand:
         """
         if len(launch) >= max(rank.requested_world for rank in launch):
             return False
+        assert self.keeper
         above = {rank.pid for rank in launch}  # processes that may have started it
         for rank in running(launch):
             with suppress(psutil.Error):

@@ -29,16 +29,20 @@ def print_result(result: AuditResult) -> None:
     print(f"seen: at most {', '.join(seen)} per rank")
     for name, reason in result.not_checked.items():
         print(f"not checked: {TITLES.get(name, name)}: {reason}")
-    for path in result.restored:
-        print(f"put back: {short_path(path)}, which the script had changed")
-    for path, reason in list(result.not_restored.items())[:MOST_FILES]:
-        print(f"not put back: {short_path(path)} ({reason})")
-    if len(result.not_restored) > MOST_FILES:
-        print(f"not put back: {len(result.not_restored) - MOST_FILES} more files")
-    for path in result.new:
-        print(f"new: {short_path(path)}")
+    changed = [f"{short_path(path)}, which the script had changed" for path in result.restored]
+    _print_files("put back", changed)
+    lost = [f"{short_path(path)} ({reason})" for path, reason in result.not_restored.items()]
+    _print_files("not put back", lost)
+    _print_files("new", [short_path(path) for path in result.new])
     if result.killed_processes:
         print(f"killed after the end: {counted(result.killed_processes, 'process')}")
+
+
+def _print_files(what: str, lines: list[str]) -> None:
+    for line in lines[:MOST_FILES]:
+        print(f"{what}: {line}")
+    if len(lines) > MOST_FILES:
+        print(f"{what}: {counted(len(lines) - MOST_FILES, 'more file')}")
 
 
 def _print_finding(finding: Finding, world: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import permutations
 
 from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked, short_path
+from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding, NotChecked, short_path
 
 PAGE = "35_complete_or_absent"
 WRITES = ("write", "save", "rename")
@@ -27,8 +27,19 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     for path, ranks in sorted(by_path.items()):
         writers = {n: [e for e in events if e["how"] in WRITES] for n, events in ranks.items()}
         writers = {number: events for number, events in writers.items() if events}
-        appending = [n for n, events in ranks.items() if any(e["how"] == "append" for e in events)]
-        if len(writers) > 1:
+        appending = _appending_at_once(ranks)
+        if len(writers) > 1 and all(e["how"] == "rename" for es in writers.values() for e in es):
+            finding = Finding(
+                NOTE,
+                "files",
+                f"{len(writers)} ranks rename a file to {short_path(path)}. The last one wins.",
+                ONE_WRITER,
+                PAGE,
+            )
+            for number, events in writers.items():
+                finding.add_place(events[0]["line"], number)
+            yield finding
+        elif len(writers) > 1:
             finding = Finding(
                 ERROR,
                 "files",
@@ -40,7 +51,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             for number, events in writers.items():
                 finding.add_place(events[0]["line"], number)
             yield finding
-        elif len(appending) > 1:
+        elif appending:
             finding = Finding(
                 WARNING,
                 "files",
@@ -48,11 +59,24 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 ONE_WRITER,
                 PAGE,
             )
-            for number in appending:
-                finding.add_place(ranks[number][0]["line"], number)
+            for number, event in appending.items():
+                finding.add_place(event["line"], number)
             yield finding
         elif finding := _read_while_written(path, ranks) or _read_too_early(path, ranks, evidence):
             yield finding
+
+
+def _appending_at_once(ranks: dict[int, list[dict]]) -> dict[int, dict]:
+    """Return the ranks that append without waiting for another one that does, and the events.
+
+    Ranks that append in turn call a collective, such as a barrier, in between.
+    """
+    by_time = defaultdict(dict)
+    for number, events in ranks.items():
+        for event in events:
+            if event["how"] == "append" and event["collectives"] is not None:
+                by_time[tuple(event["collectives"])].setdefault(number, event)
+    return max(by_time.values(), key=len) if max(map(len, by_time.values()), default=0) > 1 else {}
 
 
 def _read_while_written(path: str, ranks: dict[int, list[dict]]) -> Finding | None:
