@@ -26,7 +26,7 @@ from accel_demo.processes.cleanup import SIGNALS, adopt_orphans, kill_descendant
 from accel_demo.processes.launch import start
 
 POLL_INTERVAL = 0.05  # seconds
-EXIT_TIMEOUT = 3  # seconds that processes may outlive the command that has started them
+EXIT_TIMEOUT = 2  # seconds that processes may outlive the command that has started them
 RESERVE = 200_000  # bytes for the result, if the disk is full
 
 
@@ -63,7 +63,7 @@ def main(folder: Path) -> None:
     except OSError as error:
         result["error"] = f"cannot start {plan['command'][0]} ({error.strerror})"
     finally:
-        result["left"] = kill_descendants_after(0 if asked.is_set() else EXIT_TIMEOUT)
+        result["left"] = kill_descendants_after(EXIT_TIMEOUT, asked)
         restored = Restored() if plan["keep"] else restore(str(folder))
         unseen = [path for path in before.changed() if path not in restored.failed]
         unseen = [] if plan["keep"] else unseen
@@ -117,15 +117,17 @@ def wait_for_end(asked: threading.Event) -> None:
     asked.set()
 
 
-def kill_descendants_after(seconds: float) -> int:
-    """Kill all descendants that are still running after `seconds`, and return their number."""
+def kill_descendants_after(seconds: float, asked: threading.Event) -> int:
+    """Kill all descendants that are still running after `seconds`, and return their number.
+
+    Does not wait if the audit asks for the end.
+    """
     deadline = time.monotonic() + seconds
     while running := [
         each for each in psutil.Process().children(recursive=True) if is_running(each.pid)
     ]:
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or asked.wait(POLL_INTERVAL):
             break
-        time.sleep(POLL_INTERVAL)
     kill_descendants()
     return len(running)
 
