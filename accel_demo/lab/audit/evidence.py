@@ -20,6 +20,7 @@ OF_LAUNCHERS = {
     "SignalException",
 }
 
+CONNECTION = ("Connection closed", "Connection reset", "Broken pipe", "pair closure", "imed out")
 # Part of gloo's message: "Received data size doesn't match expected size. Is there a distributed
 # collective mismatch in your code?"
 MISMATCH = "collective mismatch"
@@ -83,6 +84,13 @@ class Rank:
             before = [each for each in self.events if each["kind"] in OF_TRAINING | {"exit"}]
             return before[-1].get("error") if before else None
         return self.end and self.end["error"]
+
+    @property
+    def lost_connection(self) -> bool:
+        """True if torch has reported a lost connection. A download may lose its own."""
+        if self.error is None or not re.match("RuntimeError|Dist", self.error["type"]):
+            return False
+        return any(words in self.error["message"] for words in CONNECTION)
 
     @cached_property
     def waits_in(self) -> dict | None:

@@ -11,6 +11,12 @@ CURE = (
     "only some ranks run, and let all ranks end their loops at the same step."
 )
 
+CONNECT_PAGE = "10_where_am_i"
+CONNECT = (
+    "Start as many processes as the world size that they ask for, each with a rank of its own, and "
+    "all with the same address and port."
+)
+
 
 def check(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.is_distributed and not evidence.hang:
@@ -131,7 +137,7 @@ def _who_left(evidence: Evidence) -> Finding | None:
     failed = {
         rank: rank.collectives[-1]
         for rank in evidence.ranks
-        if _lost_connection(rank) and rank.collectives
+        if rank.lost_connection and rank.collectives
     }
     calls = waiting | failed
     if not calls or not (left or evidence.hang):
@@ -145,7 +151,11 @@ def _who_left(evidence: Evidence) -> Finding | None:
         sentence += f" for {gone}, which left after collective {reached}"
     else:
         sentence = f"training hangs: {sentence}"
-    finding = Finding(ERROR, "collectives", f"{sentence[0].upper()}{sentence[1:]}.", CURE, PAGE)
+    sentence = f"{sentence[0].upper()}{sentence[1:]}."
+    if {call["name"] for call in calls.values()} == {"init_process_group"}:
+        finding = Finding(ERROR, "collectives", sentence, CONNECT, CONNECT_PAGE)
+    else:
+        finding = Finding(ERROR, "collectives", sentence, CURE, PAGE)
     for rank, call in calls.items():
         finding.add_place(call["line"], rank.number)
     return finding
@@ -159,11 +169,6 @@ def _numbered(call: dict) -> str:
 def _left(rank: Rank) -> bool:
     """Return True if the script has ended on this rank, and not the audit (see --steps)."""
     return rank.end is not None and rank.error is None and not rank.of("enough")
-
-
-def _lost_connection(rank: Rank) -> bool:
-    words = ("Connection closed", "Connection reset", "Broken pipe", "pair closure")
-    return rank.error is not None and any(word in rank.error["message"] for word in words)
 
 
 def _last_number(rank: Rank) -> int:

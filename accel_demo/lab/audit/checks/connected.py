@@ -29,7 +29,9 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         rank for rank in evidence.ranks if rank.connected_world < evidence.world and rank.of("step")
     ]
     waiting = [rank for rank in unconnected if len(rank.of("connecting", "connected")) % 2]
-    if not unconnected or waiting or evidence.hang:
+    if evidence.hang or waiting:
+        raise NotChecked("training ended while processes were waiting for their connection")
+    if not unconnected:
         return
     alone = [rank for rank in unconnected if rank.of("connecting")]
     finding = Finding(

@@ -9,7 +9,6 @@ from accel_demo.lab.audit.result import ERROR, Finding, ranks_in_words
 
 PAGE = "91_then_and_now"  # "Looking for the cause at the end of the output"
 KILLED_PAGE = "35_complete_or_absent"  # what SIGKILL is, and what launchers do
-CONNECTION = ("Connection closed", "Connection reset", "Broken pipe", "pair closure", "imed out")
 # What torchrun prints about the first process that failed
 OF_TORCHRUN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
 FROM_TORCHRUN = re.compile(r"^.*(?:failed \(exitcode|closing signal)", re.MULTILINE)
@@ -18,7 +17,7 @@ LINES = 5  # of the log, in a finding
 
 def check(evidence: Evidence) -> Iterator[Finding]:
     ranks = [rank for rank in evidence.ranks if rank not in evidence.stopped_by_gloo()]
-    own = [rank for rank in ranks if rank.error and not _lost_connection(rank)]
+    own = [rank for rank in ranks if rank.error and not rank.lost_connection]
     if own:
         yield _of_error(evidence, own)
     elif not evidence.hang and len(ranks) == len(evidence.ranks):
@@ -52,13 +51,6 @@ def _last_lines(log: str) -> list[str]:
     return [line[:200] for line in lines if line.strip()][-LINES:]
 
 
-def _lost_connection(rank: Rank) -> bool:
-    """Return True if torch has reported a lost connection. A download may lose its own."""
-    if rank.error is None or not re.match("RuntimeError|Dist", rank.error["type"]):
-        return False
-    return any(word in rank.error["message"] for word in CONNECTION)
-
-
 def _of_error(evidence: Evidence, failed: list[Rank]) -> Finding:
     first = min(failed, key=lambda rank: rank.events[-1]["time"])
     alike = [rank for rank in failed if _kind(rank) == _kind(first)]
@@ -75,7 +67,7 @@ def _of_error(evidence: Evidence, failed: list[Rank]) -> Finding:
     elif others := [rank for rank in evidence.ranks if rank not in alike and _has_failed(rank)]:
         cure += (
             " The other ranks failed only because of this."
-            if all(_lost_connection(rank) or rank.end is None for rank in others)
+            if all(rank.lost_connection or rank.end is None for rank in others)
             else " It happened first. Look whether the errors of the other ranks follow from it."
         )
     finding = Finding(ERROR, "deaths", f"{who} {what}", cure, PAGE)
@@ -100,7 +92,8 @@ def _has_failed(rank: Rank) -> bool:
 
 def _killed_first(evidence: Evidence) -> Rank | None:
     """Return the first rank that ended without a Python error, or None if it is unknown."""
-    has_failed = evidence.exit_code not in (0, None) or any(map(_lost_connection, evidence.ranks))
+    has_lost = any(rank.lost_connection for rank in evidence.ranks)
+    has_failed = has_lost or evidence.exit_code not in (0, None)
     if not has_failed or evidence.out_of_time:
         return None
     named = [each for each in evidence.ranks if not each.error and _code_in_log(evidence, each)]
