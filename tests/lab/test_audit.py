@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import jsonschema
@@ -214,21 +215,48 @@ while True:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_after_an_audit_was_stopped_nothing_runs_and_the_files_are_put_back(number, tmp_path):
-    before = processes_below_this_one()
-    (tmp_path / "best.pt").write_text("the best model so far")
-    (tmp_path / "sleeps.py").write_text(SLEEPS)
-    with open(tmp_path / "output.txt", "w+") as output:
-        command = ["accel-demo", "audit", "--", "setsid", "python", "sleeps.py"]
-        process = start_process(command, output, output, cwd=tmp_path, real=True)
-        wait_for(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
-        assert (tmp_path / "best.pt").read_text() == "overwritten"
+    with audit_of_sleeping_script(tmp_path) as (process, keeper):
+        keeper.suspend()
         process.send_signal(number)
+        if number != signal.SIGKILL:  # nobody is too impatient for the keeper
+            time.sleep(0.3)
+            process.send_signal(number)
+            time.sleep(0.3)
+            assert process.poll() is None
+        keeper.resume()
         code = process.wait(20)
-    assert code in {signal.SIGINT: {130}, signal.SIGTERM: {130, 143}}.get(number, {-9})
-    wait_for(lambda: (tmp_path / "best.pt").read_text() == "the best model so far")
-    pids = [int(file.name.removeprefix("pid-")) for file in tmp_path.glob("pid-*")]
+    assert code == {signal.SIGKILL: -9}.get(number, 130)
+
+
+def test_after_the_keeper_was_killed_nothing_runs_and_the_files_are_put_back(tmp_path):
+    with audit_of_sleeping_script(tmp_path) as (process, keeper):
+        keeper.kill()
+        assert process.wait(20) == 2
+    lines = (tmp_path / "output.txt").read_text().splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1 and "the audit's own process was killed" in errors[0]
+
+
+@contextmanager
+def audit_of_sleeping_script(folder: Path):
+    """Yield a running audit and its keeper. At the end, assert that all has been cleaned up."""
+    before = processes_below_this_one()
+    (folder / "best.pt").write_text("the best model so far")
+    (folder / "sleeps.py").write_text(SLEEPS)
+    with open(folder / "output.txt", "w+") as output:
+        command = ["accel-demo", "audit", "--", "setsid", "python", "sleeps.py"]
+        process = start_process(command, output, output, cwd=folder, real=True)
+        wait_for(lambda: len(list(folder.glob("pid-*"))) == 2)
+        assert (folder / "best.pt").read_text() == "overwritten"
+        children = psutil.Process(process.pid).children()
+        keeper = next(each for each in children if "accel_demo.lab.audit.keeper" in each.cmdline())
+        yield process, keeper
+    wait_for(lambda: (folder / "best.pt").read_text() == "the best model so far")
+    pids = [int(file.name.removeprefix("pid-")) for file in folder.glob("pid-*")]
     wait_for(lambda: not any(map(is_running, pids)))
     assert not left_behind(before)
+    log = Path(re.search("its output: (.*)", (folder / "output.txt").read_text())[1])
+    assert os.listdir(log.parent) == ["output.txt"]
 
 
 def is_running(pid: int) -> bool:
@@ -317,6 +345,7 @@ def test_a_hang_is_named_with_its_line(name, launcher, tmp_path):
 def test_files_are_put_back_after_audits_that_were_killed_at_random_moments(tmp_path):
     (tmp_path / "train.py").write_text(UNDER_TORCHRUN)
     (tmp_path / "best.pt").write_text("the best model so far")
+    before = processes_below_this_one()
     for number in range(20):
         with open(tmp_path / f"output-{number}.txt", "w+") as output:
             command = ["accel-demo", "audit", "--steps", "0", "train.py"]
@@ -324,5 +353,5 @@ def test_files_are_put_back_after_audits_that_were_killed_at_random_moments(tmp_
             time.sleep(1 + 0.5 * number)
             os.kill(process.pid, signal.SIGKILL)
             process.wait(10)
-        wait_for(lambda: not list(psutil.Process().children(recursive=True)))
+        assert not left_behind(before)
         assert (tmp_path / "best.pt").read_text() == "the best model so far"
