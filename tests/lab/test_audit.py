@@ -103,6 +103,7 @@ if __name__ == "__main__":
 """)
 
 
+@pytest.mark.slow
 def test_a_script_that_spawns_its_processes_is_observed(tmp_path):
     write_spawning_script(tmp_path / "spawns.py")
     result = audit(tmp_path, "--", "python", "spawns.py")
