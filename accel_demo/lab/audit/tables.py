@@ -15,6 +15,8 @@ def print_result(result: AuditResult) -> None:
             _print_finding(finding, world)
     for line in result.waits:
         print(f"\nwarning: {line}")
+    if not result.has_findings:
+        print("no errors, no warnings")
     print()
     for finding in result.findings:
         if finding.verdict == NOTE:
