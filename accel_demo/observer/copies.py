@@ -17,6 +17,7 @@ even if the disk is full.
 
 import errno
 import filecmp
+import functools
 import hashlib
 import itertools
 import os
@@ -159,7 +160,7 @@ def restore(folder: str) -> Restored:
                 _make_folder(path)
             elif os.path.lexists(f"{base}.new"):
                 if _has_files(path) and not _is_in_new_folder(path, folder):
-                    result.new.append(path)
+                    result.new += [] if is_in_cache(path) else [path]
             elif os.path.lexists(f"{base}.lost"):
                 result.failed[path] = f"it could not be copied: {os.readlink(f'{base}.lost')}"
         except Exception as error:
@@ -171,10 +172,13 @@ def restore(folder: str) -> Restored:
 
 
 def _has_files(path: str) -> bool:
-    """Return True if the path is that of a file or of a folder that is not empty."""
+    """Return True if the path is that of a file or of a folder with files below it."""
     if not os.path.isdir(path) or os.path.islink(path):
         return os.path.lexists(path)
-    return any(names for _, _, names in os.walk(path))
+    return any(
+        names or any(os.path.islink(os.path.join(folder, name)) for name in folders)
+        for folder, folders, names in os.walk(path)
+    )
 
 
 def remove_copies(folder: str, kept: list[str]) -> None:
@@ -185,6 +189,18 @@ def remove_copies(folder: str, kept: list[str]) -> None:
             os.unlink(os.path.join(files, name))
     if os.path.isdir(files) and not kept:
         os.rmdir(files)
+
+
+def is_in_cache(path: str) -> bool:
+    return path.startswith(_caches()) or f"{os.sep}torchinductor_" in path
+
+
+@functools.cache
+def _caches() -> tuple[str, ...]:
+    """Return the folders that libraries share between processes, and know how to."""
+    variables = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR")
+    folders = [os.environ.get(name) or "~/.cache" for name in variables] + ["~/.triton"]
+    return tuple(os.path.join(os.path.realpath(os.path.expanduser(each)), "") for each in folders)
 
 
 def _put_back(path: str, base: str) -> bool:

@@ -10,7 +10,7 @@ import sys
 import threading
 
 from .collectives import counted
-from .copies import NO_FILES, absolute, protect
+from .copies import NO_FILES, absolute, is_in_cache, protect
 from .events import FOLDER, emit, is_muted, is_own_file, line_of_script
 
 _NOT_DATA = (".py", ".pyc", ".pyi", ".so", ".lock")
@@ -58,10 +58,10 @@ def _opened(path, mode, flags) -> None:
         return
     if not flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):
         _read(path)
-    elif not flags & os.O_EXCL:
-        _write(path, "append" if flags & os.O_APPEND else "write")
-    elif not os.path.lexists(path):  # otherwise, opening it fails
+    elif flags & os.O_EXCL:  # a new file, such as a temporary one, or opening it fails
         protect(path)
+    else:
+        _write(path, "append" if flags & os.O_APPEND else "write")
 
 
 def _renamed(source, target, source_folder=-1, target_folder=-1) -> None:
@@ -91,8 +91,7 @@ def _linked_by_name(source, target, folder=-1) -> None:
 
 
 def _made(path, mode, folder=-1) -> None:
-    if not os.path.lexists(_full(path, folder)):  # otherwise, it fails
-        protect(_full(path, folder))
+    protect(_full(path, folder))
 
 
 def _connected(database) -> None:
@@ -173,7 +172,7 @@ def _event(path: str, how: str) -> None:
         return
     if "torch" not in sys.modules or is_muted():
         return
-    if path.startswith(_caches()) or f"{os.sep}torchinductor_" in path:
+    if is_in_cache(path):
         return
     if _innermost_of(lambda name: any(each in name for each in _COMPILERS)) is None:
         emit("file", path=path, how=how, line=line_of_script(), collectives=counted())
@@ -187,14 +186,6 @@ def _innermost_of(is_meant) -> str | None:
             return frame.f_code.co_filename
         frame = frame.f_back
     return None
-
-
-@functools.cache
-def _caches() -> tuple[str, ...]:
-    """Return the folders that libraries share between processes, and know how to."""
-    variables = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR")
-    folders = [os.environ.get(name) or "~/.cache" for name in variables] + ["~/.triton"]
-    return tuple(os.path.join(os.path.realpath(os.path.expanduser(each)), "") for each in folders)
 
 
 def observe_torch(torch) -> None:

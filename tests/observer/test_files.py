@@ -136,6 +136,7 @@ def test_links_and_files_with_other_names_or_a_new_mode_are_put_back(tmp_path):
 
     restored = restore(str(events))
     assert restored.failed == {}
+    assert [os.path.basename(path) for path in restored.new] == ["links-old", "other-name.txt"]
     assert {name: (folder / name).read_text() for name in [*names, "second-name.txt"]} == {
         name: f"original {name}" for name in names
     } | {"second-name.txt": "original first-name.txt"}
