@@ -214,7 +214,9 @@ def _sums(tensors, most: int | None = None) -> list[int] | None:
         is_flat = _state["fsdp"] or getattr(tensor, "_is_flat_param", False)
         if is_flat or type(tensor.data) is not torch.Tensor:  # for example a DTensor
             return None
-        content = tensor.detach().contiguous().view(-1).view(torch.uint8)[:most]
+        by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        in_memory = tensor.detach().permute(by_stride)  # also channels_last, without a copy
+        content = in_memory.contiguous().view(-1).view(torch.uint8)[:most]
         whole = len(content) // 8 * 8
         value = content[:whole].view(torch.int64).sum().item() if whole else 0
         sums.append(value ^ int(content[whole:].long().sum()) if whole < len(content) else value)
