@@ -27,14 +27,22 @@ def start() -> None:
 
 
 def _observe_all() -> None:
-    from . import answers, ends, files, loaders, training  # slow: only an audit needs them
+    from . import (  # slow: only an audit needs them
+        answers,
+        ends,
+        files,
+        loaders,
+        schedules,
+        training,
+    )
 
     ends.watch()
     files.watch()
     when_imported(GROUPS, answers.observe_groups)
-    for module in (loaders, training, files):
+    for module in (loaders, training, schedules, files):
         when_imported("torch", module.observe_torch)
-    when_imported("accelerate", training.observe_accelerate)
+    for module in (training, schedules):
+        when_imported("accelerate", module.observe_accelerate)
     when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", training.observe_fsdp)
     when_imported("torch.distributed.tensor.parallel.api", training.observe_tensor_parallel)
     when_imported("safetensors.torch", files.observe_safetensors)

@@ -1,4 +1,4 @@
-"""Observe backward passes, optimizer steps, schedules and `zero_grad`, and compare the weights.
+"""Observe backward passes, optimizer steps and `zero_grad`, and compare the weights.
 
 Only class-level hooks and weak references: a hook on a model would be pickled and copied with it.
 """
@@ -16,13 +16,13 @@ from .loaders import fingerprints
 from .processes import wrap
 
 _optimizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizer -> _Window
-_state = {"backwards": 0, "scheduling": 0, "forwards": [], "fsdp": False}
+_state = {"backwards": 0, "forwards": [], "fsdp": False}
 BEGINNING = 4096  # bytes of each parameter that are compared before a step
 MOST_GRADIENTS = 20  # backward passes whose event contains a sum of the gradients
 MOST_FORWARDS = 1000  # between two backward passes
 
 
-class _Numbers:
+class Numbers:
     """Numbers objects. The number of a deleted object is not used again."""
 
     def __init__(self):
@@ -47,7 +47,7 @@ class _Window:
         self.before: int | None = None  # the weights before the current step
 
 
-_replicas, _schedulers = _Numbers(), _Numbers()
+_replicas = Numbers()
 _optimizer_numbers = itertools.count()
 _stepping: list = []  # optimizers whose `step` is running, the outermost first
 
@@ -81,7 +81,6 @@ def observe_torch(torch) -> None:
         wrap("zero_grad", _zeroed, owner)
     wrap("step", _scaled, torch.amp.GradScaler)
     _observe_construction(torch.optim.Optimizer, _constructed)
-    _observe_schedules(torch.optim.lr_scheduler)
     if torch.distributed.is_available():
         replica = torch.nn.parallel.DistributedDataParallel
         wrap("_pre_forward", _forward, replica)
@@ -108,7 +107,7 @@ def _wrapped(replica) -> None:
 @guarded
 def _constructed(optimizer) -> None:
     if not _stepping:
-        emit("optimizer", optimizer=_window_of(optimizer).number, line=line_of_script(4))
+        emit("optimizer", optimizer=window_of(optimizer).number, line=line_of_script(4))
 
 
 @guarded
@@ -147,7 +146,7 @@ def _sum_of_gradients() -> int:
     return hash(tuple(sums)) if sums and any(sums) else 0
 
 
-def _window_of(optimizer) -> _Window:
+def window_of(optimizer) -> _Window:
     if optimizer not in _optimizers:
         _optimizers[optimizer] = _Window(next(_optimizer_numbers))
     return _optimizers[optimizer]
@@ -164,7 +163,7 @@ def _before_step(optimizer, args, kwargs) -> None:
     _stepping.append(optimizer)
     if len(_stepping) > 1:  # an optimizer in an optimizer, such as ZeroRedundancyOptimizer
         return
-    window = _window_of(optimizer)
+    window = window_of(optimizer)
     limits.end_run_after(window.steps)
     parameters = _parameters_of(optimizer)
     window.before = _total(_sums(parameters, most=BEGINNING))
@@ -180,7 +179,7 @@ def _after_step(optimizer, args, kwargs) -> None:
     del _stepping[_stepping.index(optimizer) :]
     if _stepping:
         return
-    window, parameters = _window_of(optimizer), _parameters_of(optimizer)
+    window, parameters = window_of(optimizer), _parameters_of(optimizer)
     emit(
         "step",
         optimizer=window.number,
@@ -254,7 +253,7 @@ def _zeroed(owner, *args) -> None:
             if any(id(each) in held for each in _parameters_of(optimizer))
         ]
     for optimizer in owners:
-        window, gradients = _window_of(optimizer), _gradients(optimizer)
+        window, gradients = window_of(optimizer), _gradients(optimizer)
         thrown = _state["backwards"] - window.backwards_at_zero
         is_new = thrown and gradients != window.gradients and not window.is_scaled
         if is_new and _are_finite(optimizer):
@@ -268,7 +267,7 @@ def _scaled(scaler, optimizer=None, *args) -> None:
     """A scaler skips the step if a gradient is infinite. The gradients are then not lost."""
     if optimizer is not None and scaler.is_enabled():
         inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
-        _window_of(inner).is_scaled = True
+        window_of(inner).is_scaled = True
 
 
 def _models() -> list[dict]:
@@ -298,52 +297,6 @@ def _models() -> list[dict]:
     return models
 
 
-def _observe_schedules(module) -> None:
-    for each in vars(module).values():
-        if isinstance(each, type) and "step" in vars(each):
-            _observe_schedule(each)
-    initial = module.LRScheduler._initial_step
-
-    @functools.wraps(initial)
-    def observed(self):
-        _state["scheduling"] += 1
-        try:
-            return initial(self)
-        finally:
-            _state["scheduling"] -= 1
-            _schedule_made(self)
-
-    module.LRScheduler._initial_step = observed
-
-
-@guarded
-def _schedule_made(scheduler) -> None:
-    emit(
-        "schedule made",
-        name=type(scheduler).__name__,
-        optimizer=_window_of(scheduler.optimizer).number,
-        line=line_of_script(4),
-    )
-
-
-def _observe_schedule(owner) -> None:
-    """Record the outermost call of `step`: schedules call each other."""
-    original = owner.step
-
-    @functools.wraps(original)
-    def observed(self, *args, **kwargs):
-        before = _position(self)
-        _state["scheduling"] += 1
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            _state["scheduling"] -= 1
-            if _state["scheduling"] == 0:
-                _scheduled(self, before)
-
-    owner.step = observed
-
-
 def observe_fsdp(module) -> None:
     """Notice FullyShardedDataParallel: with `use_orig_params`, its shards look like tensors."""
     wrap("__init__", lambda *_: _state.update(fsdp=True), module.FullyShardedDataParallel)
@@ -359,7 +312,6 @@ def _divided() -> None:
 
 
 def observe_accelerate(accelerate) -> None:
-    _observe_schedule(accelerate.scheduler.AcceleratedScheduler)
     wrap("prepare", _prepared, accelerate.Accelerator)
 
 
@@ -374,23 +326,3 @@ def _prepared(accelerator, *objects) -> None:
     }
     kinds = [name for each in objects for name, kind in names.items() if isinstance(each, kind)]
     emit("prepared", kinds=kinds, line=line_of_script(4))
-
-
-def _position(scheduler) -> int:
-    inner = getattr(scheduler, "scheduler", scheduler)  # Accelerate's wrapper
-    return getattr(inner, "last_epoch", 0)
-
-
-@guarded
-def _scheduled(scheduler, before: int) -> None:
-    inner = getattr(scheduler, "scheduler", scheduler)
-    optimizer = getattr(inner, "optimizer", None)
-    advanced = _position(scheduler) - before
-    if optimizer is not None and advanced:
-        emit(
-            "schedule",
-            scheduler=_schedulers.of(inner),
-            name=type(inner).__name__,
-            optimizer=_window_of(getattr(optimizer, "optimizer", optimizer)).number,
-            line=line_of_script(4),
-        )

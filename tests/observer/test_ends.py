@@ -274,8 +274,9 @@ def test_ranks_hang_only_if_no_other_rank_may_be_on_its_way(observed, tmp_path):
     launches_of(tmp_path, events_of(first, 0, 5.0, world=2)[:2])  # it waits for another rank
     command.look_for_a_hang()
     assert not command.hang
-    psutil.Process(second).kill()
-    psutil.wait_procs([psutil.Process(second)], 5)
+    process = psutil.Process(second)
+    process.kill()
+    psutil.wait_procs([process], 5)
     command.look_for_a_hang()
     assert command.hang
 

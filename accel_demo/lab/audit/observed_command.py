@@ -232,7 +232,10 @@ class ObservedCommand:
         for rank in running(launch):
             with suppress(psutil.Error):
                 above |= {parent.pid for parent in psutil.Process(rank.pid).parents()}
-        for process in psutil.Process(self.keeper.pid).children(recursive=True):
+        descendants = []
+        with suppress(psutil.Error):  # the keeper has just ended
+            descendants = psutil.Process(self.keeper.pid).children(recursive=True)
+        for process in descendants:
             with suppress(psutil.Error):
                 is_helper = "multiprocessing.resource_tracker" in " ".join(process.cmdline())
                 is_running = process.status() != psutil.STATUS_ZOMBIE
