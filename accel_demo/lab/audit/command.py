@@ -108,7 +108,7 @@ def check_usable(evidence: Evidence, log: str, gpu: bool = False) -> None:
         last = f"; its last line: {lines[-1]}" if lines else ""
         raise UserError(
             "no training process has reported: the command starts none, or they ignore PYTHONPATH. "
-            f"Its exit code was {evidence.exit_code}; its output is in {log}{last}"
+            f"Its exit code was {evidence.exit_code}; its output is in {log}{last}."
         )
     if any(rank.of("spawned") and rank.is_of_torchrun for rank in evidence.ranks):
         raise UserError(
@@ -130,7 +130,7 @@ def check_usable(evidence: Evidence, log: str, gpu: bool = False) -> None:
     exits = [rank.error for rank in evidence.ranks if rank.error]
     if all(error["type"] == "SystemExit" for error in exits):  # for example, an option is missing
         lines = evidence.log.strip().splitlines() or [""]
-        raise UserError(f"the command did not train. Its output is in {log}: {lines[-1]}")
+        raise UserError(f"the command did not train; its output is in {log}: {lines[-1]}")
 
 
 def run_checks(evidence: Evidence) -> tuple[list[Finding], dict[str, str]]:
