@@ -368,6 +368,7 @@ def test_the_second_process_with_rank_0_finds_the_address_in_use(tmp_path):
     [message] = [result.stderr for result in results if result.returncode == 1]
     assert message.rstrip().endswith("name: EADDRINUSE, message: address already in use")
     text = text.replace("rank=0", 'rank=int(os.environ["RANK"])')
+    text += "dist.barrier()\n"  # so that neither exits while the other one is still connecting
     (tmp_path / "script.py").write_text(f"import os\n{text}print(dist.get_world_size())\n")
     connected = run_ranks([tmp_path / "script.py"], 2)
     assert (connected.returncode, connected.stdout) == (0, "2\n2\n"), connected.stderr
