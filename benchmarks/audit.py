@@ -2,9 +2,10 @@
 
 python benchmarks/audit.py
 
-Two connected processes with one thread each train train.py on the CPU. Each repetition starts them
-anew, once with and once without the observer, in random order. The result of a run is its median
-step time. The observer looks at the content of the first 400 batches only, so a run is shorter.
+Two connected processes with one thread each train train.py on the CPU. Each repetition starts new
+processes, once with and once without the observer, in random order. The result of a run is its
+median step time. The observer looks at the content of the first 400 batches only, so a run is
+shorter.
 """
 
 import os

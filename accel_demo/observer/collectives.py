@@ -35,8 +35,16 @@ def counted() -> list[int] | None:
 
 def recent() -> list[dict]:
     """Return the recorded collectives, oldest first."""
-    dump = sys.modules["torch"]._C._distributed_c10d._dump_fr_trace(True, True, False)
-    return [_fields_of(entry) for entry in pickle.loads(dump).get("entries", [])]
+    return [_fields_of(entry) for entry in entries(with_stacks=True)]
+
+
+def entries(with_stacks: bool) -> list[dict]:
+    """Return the recorder's latest entries as it stores them, oldest first."""
+    dist, c10d = sys.modules["torch.distributed"], sys.modules["torch"]._C._distributed_c10d
+    # NCCL records its calls in a separate recorder.
+    is_nccl = dist.is_initialized() and dist.get_backend() == "nccl"
+    dump = c10d._dump_nccl_trace if is_nccl else c10d._dump_fr_trace
+    return pickle.loads(dump(True, with_stacks, False)).get("entries", [])
 
 
 def _fields_of(entry: dict) -> dict:

@@ -197,7 +197,7 @@ def is_in_cache(path: str) -> bool:
 
 @functools.cache
 def _caches() -> tuple[str, ...]:
-    """Return the folders that libraries share between processes, and know how to."""
+    """Return the folders of caches, which libraries share safely between processes."""
     variables = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR")
     folders = [os.environ.get(name) or "~/.cache" for name in variables] + ["~/.triton"]
     return tuple(os.path.join(os.path.realpath(os.path.expanduser(each)), "") for each in folders)

@@ -25,7 +25,7 @@ _recorded = 0
 
 
 class _ObservedLoader:
-    """A loader. A script may create it anew for each epoch: it is then the same one for us."""
+    """A loader, or all loaders that the script creates for the same purpose, one per epoch."""
 
     def __init__(self, loader, key: tuple, number: int):
         self.loader, self.key, self.number, self.passes = weakref.ref(loader), key, number, 0

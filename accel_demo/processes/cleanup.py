@@ -72,7 +72,7 @@ def kill_descendants(spare_resource_tracker: bool = False) -> None:
         for process in processes:
             with suppress(psutil.Error):
                 process.suspend()
-        if all(map(_has_ended, processes)):
+        if all(map(has_ended, processes)):
             return
         kill_all(processes)
         time.sleep(0.01)
@@ -84,7 +84,7 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
     return False
 
 
-def _has_ended(process: psutil.Process) -> bool:
+def has_ended(process: psutil.Process) -> bool:
     """Return True if the process has ended, even if its parent has not waited for it yet."""
     with suppress(psutil.Error):
         return process.status() == psutil.STATUS_ZOMBIE

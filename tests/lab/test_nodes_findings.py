@@ -134,7 +134,7 @@ def test_commands_that_connect_nothing_get_no_line(network, start, tmp_path):
 
 @both_networks
 def test_a_silent_command_gets_a_line_after_each_doubled_time(network, start):
-    options = ["--network", network, "--silence", "1", "--", "sleep", "4"]
+    options = ["--network", network, "--silence", "1", "--", "sleep", "3.5"]
     ended = start(["accel-demo", "nodes", *options])
     expected = "no node has printed a line for {} s; running: 1 process on node 0, 1 on node 1"
     if network == "namespaces":

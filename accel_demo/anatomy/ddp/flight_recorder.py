@@ -1,13 +1,12 @@
 """List the collectives that a block of code calls, using PyTorch's flight recorder."""
 
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.distributed as dist
+
+from accel_demo.observer.collectives import entries
 
 BYTES = {  # bytes per element; the keys are the recorder's names of the dtypes
     **{"Bool": 1, "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8},
@@ -32,19 +31,11 @@ def recorded() -> Iterator[list[Collective]]:
     includes the collectives that `DistributedDataParallel` calls.
     Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
     """
-    earlier, called = {entry["record_id"] for entry in _entries()}, []
+    earlier, called = {entry["record_id"] for entry in entries(with_stacks=False)}, []
     yield called
-    for entry in _entries():
+    for entry in entries(with_stacks=False):
         if entry["record_id"] in earlier:
             continue
         sizes = zip(entry["input_sizes"], entry["input_dtypes"], strict=True)
         size = sum(torch.Size(shape).numel() * BYTES[dtype] for shape, dtype in sizes)
         called.append(Collective(entry["profiling_name"].split(":")[1], size))
-
-
-def _entries() -> list[dict]:
-    """Return the recorder's entries. The recorder keeps only the latest entries."""
-    c10d: Any = getattr(torch._C, "_distributed_c10d")  # noqa: B009 (torch's stubs do not have it)
-    # NCCL records its calls in a separate recorder.
-    dump = c10d._dump_nccl_trace if dist.get_backend() == "nccl" else c10d._dump_fr_trace
-    return pickle.loads(dump(True, False, False)).get("entries", [])

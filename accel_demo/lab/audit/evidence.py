@@ -51,7 +51,7 @@ class Rank:
 
     @cached_property
     def connected_world(self) -> int:
-        """Number of connected processes that this rank knows, 1 if it has not connected."""
+        """Number of processes that this rank is connected to, itself included."""
         return max([event["world"] for event in self.of("connected")], default=1)
 
     @cached_property
@@ -304,9 +304,9 @@ def _belongs_to(rank: Rank, launch: list[Rank]) -> bool:
         return False
     if rank.parent == first.parent:
         return True
-    fellows = rank.requested_world == first.requested_world > 1
+    in_one_world = rank.requested_world == first.requested_world > 1
     is_related = rank.parent in {each.pid for each in launch} or rank.pid == first.parent
-    return fellows and is_related and rank.number not in {each.number for each in launch}
+    return in_one_world and is_related and rank.number not in {each.number for each in launch}
 
 
 def _follows(rank: Rank, earlier: Rank) -> bool:

@@ -22,7 +22,7 @@ from accel_demo.errors import say
 from accel_demo.files import write_whole
 from accel_demo.lab.audit.folder import FolderState
 from accel_demo.observer.copies import Restored, remove_copies, restore
-from accel_demo.processes.cleanup import SIGNALS, adopt_orphans, kill_descendants
+from accel_demo.processes.cleanup import SIGNALS, adopt_orphans, has_ended, kill_descendants
 from accel_demo.processes.launch import start
 
 POLL_INTERVAL = 0.05  # seconds
@@ -74,7 +74,7 @@ def main(folder: Path) -> None:
 def finish(folder: Path, plan: dict, result: dict, restored: Restored) -> None:
     """Write the result, and delete the copies of the files that were put back."""
     (folder / "reserve").unlink(missing_ok=True)
-    result |= result_of(restored)
+    result |= files_of(restored)
     with suppress(OSError):  # the disk is full: then the audit puts the files back once more
         write_whole(folder / "result.json", json.dumps(result))
         remove_copies(str(folder), restored.kept)
@@ -84,7 +84,7 @@ def finish(folder: Path, plan: dict, result: dict, restored: Restored) -> None:
         clean_up(folder)
 
 
-def result_of(restored: Restored) -> dict:
+def files_of(restored: Restored) -> dict:
     """Return the fields of the result that are about the script's files."""
     return {"changed": restored.changed, "new": restored.new, "not_restored": restored.failed}
 
@@ -124,7 +124,7 @@ def kill_descendants_after(seconds: float, asked: threading.Event) -> int:
     """
     deadline = time.monotonic() + seconds
     while running := [
-        each for each in psutil.Process().children(recursive=True) if is_running(each.pid)
+        each for each in psutil.Process().children(recursive=True) if not has_ended(each)
     ]:
         if time.monotonic() > deadline or asked.wait(POLL_INTERVAL):
             break
@@ -134,8 +134,8 @@ def kill_descendants_after(seconds: float, asked: threading.Event) -> int:
 
 def is_running(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
+        return not has_ended(psutil.Process(pid))
+    except psutil.NoSuchProcess:
         return False
 
 

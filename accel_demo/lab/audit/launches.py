@@ -84,7 +84,7 @@ def has_gpus() -> bool:
 
 
 def check_program(words: list[str]) -> None:
-    """Raise `UserError` if the command's program or Python file does not exist or ignores us."""
+    """Raise `UserError` if the command's program or script does not exist or ignores PYTHONPATH."""
     if words[0].endswith(".py"):
         flags, rest = [], words
     elif shutil.which(words[0]) is None:

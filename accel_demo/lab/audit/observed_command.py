@@ -6,22 +6,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from accel_demo.errors import say
 from accel_demo.lab.audit.evidence import Rank, read_launches
-from accel_demo.lab.audit.keeper import result_of
+from accel_demo.lab.audit.keeper import files_of
 from accel_demo.lab.audit.result import short_path, text_of
 from accel_demo.observer.copies import Restored, remove_copies, restore
 from accel_demo.processes.cleanup import (
     SIGNALS,
     adopt_orphans,
+    has_ended,
     kill_descendants,
-    signals_to_catch,
+    sigterm_raises,
 )
 from accel_demo.processes.launch import start
 
@@ -34,22 +34,6 @@ POLL_INTERVAL = 0.2
 
 def running(launch: list[Rank]) -> list[Rank]:
     return [rank for rank in launch if rank.end is None and psutil.pid_exists(rank.pid)]
-
-
-@contextmanager
-def one_stop_signal() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` at the first stop signal, and ignore those that follow it."""
-
-    def stop(number, frame):
-        ignore_stop_signals()
-        raise KeyboardInterrupt
-
-    earlier = {number: signal.signal(number, stop) for number in signals_to_catch()}
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 def ignore_stop_signals() -> None:
@@ -75,7 +59,7 @@ class ObservedCommand:
     def run(self) -> dict:
         """Run the command to its end. Return the keeper's result."""
         adopt_orphans()  # the command's processes, if the keeper is killed
-        with one_stop_signal():
+        with sigterm_raises(KeyboardInterrupt):
             try:
                 self.start_keeper()
                 self.follow()
@@ -123,7 +107,7 @@ class ObservedCommand:
             "the audit's own process was killed, or could not write its result. "
             "The command was ended, and its files were put back."
         )
-        return {"code": None, "error": error} | result_of(restored)
+        return {"code": None, "error": error} | files_of(restored)
 
     def follow(self) -> None:
         assert self.keeper
@@ -167,22 +151,25 @@ class ObservedCommand:
         return time.time() - max(self.last_event(), self.asked_at) > SILENCE
 
     def is_idle(self) -> bool:
-        """Return True if no process of the command computes or waits for a core."""
-        before = self.work_of_all()
+        """Return True if no process of the command computes, waits for a core, starts or ends."""
+        before = self.work()
         time.sleep(SAMPLE)
-        return self.is_silent() and self.work_of_all() - before < BUSY
+        after = self.work()
+        worked = sum(after.values()) - sum(before.values())
+        return self.is_silent() and before.keys() == after.keys() and worked < BUSY
 
-    def work_of_all(self) -> float:
-        """Return the seconds that all processes have computed, or waited for a core."""
+    def work(self) -> dict[int, float]:
+        """Map each process to the seconds that it has computed, or waited for a core."""
         assert self.keeper
-        total = 0.0
+        seconds: dict[int, float] = {}
         with suppress(psutil.Error):
             for process in psutil.Process(self.keeper.pid).children(recursive=True):
+                seconds[process.pid] = 0.0
                 for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
                     with suppress(OSError, ValueError):
                         computed, waited, *_ = map(int, file.read_text().split())
-                        total += (computed + waited) / 1e9
-        return total
+                        seconds[process.pid] += (computed + waited) / 1e9
+        return seconds
 
     def running_launch(self) -> list[Rank]:
         """Return the ranks of the first launch that connects its ranks and is not over."""
@@ -238,9 +225,8 @@ class ObservedCommand:
         for process in descendants:
             with suppress(psutil.Error):
                 is_helper = "multiprocessing.resource_tracker" in " ".join(process.cmdline())
-                is_running = process.status() != psutil.STATUS_ZOMBIE
                 if process.ppid() in above and process.pid not in above:
-                    if is_running and not is_helper:
+                    if not is_helper and not has_ended(process):
                         return True
         return False
 

@@ -28,8 +28,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     unconnected = [
         rank for rank in evidence.ranks if rank.connected_world < evidence.world and rank.of("step")
     ]
-    waiting = [rank for rank in unconnected if len(rank.of("connecting", "connected")) % 2]
-    if evidence.hang or waiting:
+    last = [rank.of("connecting", "connected", "not connected")[-1:] for rank in evidence.ranks]
+    if any(event["kind"] == "connecting" for events in last for event in events):
         raise NotChecked("training ended while processes were waiting for their connection")
     if not unconnected:
         return

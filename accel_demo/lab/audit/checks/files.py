@@ -28,42 +28,28 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         writers = {n: [e for e in events if e["how"] in WRITES] for n, events in ranks.items()}
         writers = {number: events for number, events in writers.items() if events}
         appending = _appending_at_once(ranks)
-        if len(writers) > 1 and all(e["how"] == "rename" for es in writers.values() for e in es):
-            finding = Finding(
-                NOTE,
-                "files",
-                f"{len(writers)} ranks rename a file to {short_path(path)}. The last one wins.",
-                ONE_WRITER,
-                PAGE,
-            )
-            for number, events in writers.items():
-                finding.add_place(events[0]["line"], number)
-            yield finding
+        first = {number: events[0] for number, events in writers.items()}
+        name, many = short_path(path), f"{len(writers)} ranks"
+        only_renamed = {e["how"] for events in writers.values() for e in events} == {"rename"}
+        if len(writers) > 1 and only_renamed:
+            what = f"{many} rename a file to {name}. The last one wins."
+            yield _of_writers(NOTE, what, first)
         elif len(writers) > 1:
-            finding = Finding(
-                ERROR,
-                "files",
-                f"{len(writers)} ranks write {short_path(path)}. The last one wins, and a reader "
-                "may see a mixture.",
-                ONE_WRITER,
-                PAGE,
-            )
-            for number, events in writers.items():
-                finding.add_place(events[0]["line"], number)
-            yield finding
+            what = f"{many} write {name}. The last one wins, and a reader may see a mixture."
+            yield _of_writers(ERROR, what, first)
         elif appending:
-            finding = Finding(
-                WARNING,
-                "files",
-                f"{len(appending)} ranks append to {short_path(path)}: their lines are mixed.",
-                ONE_WRITER,
-                PAGE,
-            )
-            for number, event in appending.items():
-                finding.add_place(event["line"], number)
-            yield finding
+            what = f"{len(appending)} ranks append to {name}: their lines are mixed."
+            yield _of_writers(WARNING, what, appending)
         elif finding := _read_while_written(path, ranks) or _read_too_early(path, ranks, evidence):
             yield finding
+
+
+def _of_writers(verdict: str, sentence: str, events: dict[int, dict]) -> Finding:
+    """Return a finding about the ranks in `events`, which maps them to their first write."""
+    finding = Finding(verdict, "files", sentence, ONE_WRITER, PAGE)
+    for number, event in events.items():
+        finding.add_place(event["line"], number)
+    return finding
 
 
 def _appending_at_once(ranks: dict[int, list[dict]]) -> dict[int, dict]:

@@ -62,7 +62,7 @@ def _follows_a_pass(rank: Rank, event: dict) -> bool:
 
 
 def _is_made_by_the_audit(rank: Rank, event: dict) -> bool:
-    """Return True if the accumulation would have ended with the pass, had we not shortened it."""
+    """Return True if accumulation would have ended with the pass, if it had not been shortened."""
     last = _last_before(rank, event)
     if last is None or last["kind"] == "batch" or last["batches"] == last["whole"]:
         return False
