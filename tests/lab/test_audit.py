@@ -5,12 +5,14 @@ import os
 import re
 import signal
 import time
+import venv
 from contextlib import contextmanager
 from pathlib import Path
 
 import jsonschema
 import psutil
 import pytest
+import torch
 
 from accel_demo.lab import audit as package
 from accel_demo.lab.audit import checks
@@ -118,6 +120,85 @@ def test_a_script_that_spawns_its_processes_is_not_started_twice(tmp_path):
     result = audit(tmp_path, "spawns.py")
     assert result.returncode == 2
     assert "error: the script starts its processes itself" in result.stderr
+
+
+ACCELERATED = """
+import torch
+from accelerate import Accelerator, debug_launcher, notebook_launcher
+from torch.utils.data import DataLoader, TensorDataset
+
+def train():
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    data = TensorDataset(torch.arange(1600.0).reshape(400, 4))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    loader = DataLoader(data, batch_size=2, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for (inputs,) in loader:
+        accelerator.backward(model(inputs).sum())
+        STEPS
+
+if __name__ == "__main__":
+    START
+"""
+
+
+def accelerated(steps: str, start: str) -> str:
+    return ACCELERATED.replace("STEPS", steps).replace("START", start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["notebook_launcher", "debug_launcher"])
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ("optimizer.step(); optimizer.zero_grad()", []),
+        ("optimizer.zero_grad(); optimizer.step()", ["thrown"]),
+    ],
+)
+def test_scripts_that_use_a_launcher_of_accelerate_are_observed(launcher, steps, found, tmp_path):
+    text = accelerated(steps, f"{launcher}(train, num_processes=2)")
+    (tmp_path / "train.py").write_text(text)
+    result = audit(tmp_path, "--json", "out.json", "--", "python", "train.py")
+    assert result.returncode == bool(found), result.stdout + result.stderr
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert [finding["check"] for finding in report["findings"]] == found
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+    assert "connected" in report["checked"]
+    assert all(rank["optimizer_steps"] >= 8 for rank in report["ranks"])
+
+
+@pytest.mark.slow
+def test_a_python_without_this_package_is_observed(tmp_path):
+    venv.create(tmp_path / "other")
+    [packages] = (tmp_path / "other/lib").glob("python*/site-packages")
+    (packages / "others.pth").write_text(str(Path(torch.__file__).parents[1]))
+    (packages / "accel_demo.py").write_text('raise ImportError("not here")')
+    steps = "optimizer.zero_grad(); optimizer.step()"
+    (tmp_path / "train.py").write_text(accelerated(steps, "train()"))
+    python = tmp_path / "other/bin/python"
+    without = run_to_end([python, "-c", "import accel_demo"], 20, cwd=tmp_path)
+    assert "not here" in without.stderr
+    result = audit(tmp_path, "--json", "out.json", "-n", "2", "--", str(python), "train.py")
+    assert result.returncode == 1, result.stdout + result.stderr
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert [finding["check"] for finding in report["findings"]] == ["thrown"]
+    assert len(report["ranks"]) == 2
+
+
+@pytest.mark.system
+def test_a_script_in_a_read_only_folder_is_observed(tmp_path):
+    """Root may write to each folder, but not to a file system that is mounted read-only."""
+    (tmp_path / "train.py").write_text(UNDER_TORCHRUN)
+    mount = 'mount --bind . . && mount -o remount,bind,ro . && cd "$PWD"'
+    command = ["unshare", "--mount", "sh", "-c", f"{mount} && exec accel-demo audit train.py"]
+    result = run_to_end(command, 100, cwd=tmp_path, real=True)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "Read-only file system" in result.stdout
+    assert 'torch.save(model.module.state_dict(), "best.pt")' in result.stdout
+    assert "error: Each rank reads all 400 samples" in result.stdout
+    assert os.listdir(tmp_path) == ["train.py"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         raise NotChecked("the ranks train inside Join, which allows different numbers")
     ranks = [rank for rank in evidence.ranks if rank.training_passes]
     if len(ranks) < 2:
-        raise NotChecked("no data loader was used for training")
+        raise NotChecked("no step has used gradients from the batches of a data loader")
     unknown = False
     passes = [_training_passes(rank) for rank in ranks]
     if any(begin["in_generator"] for begins in passes for begin in begins):

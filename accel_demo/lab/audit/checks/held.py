@@ -46,6 +46,8 @@ def _without_gradient(evidence: Evidence, optimizer: int) -> Finding | None:
         return None
     name = steps[0]["name"]
     if len(never) == steps[0]["parameters"]:
+        if any(each["optimizer"] == optimizer for each in rank.of("thrown")):
+            return None  # it got gradients, but they were set to zero
         finding = Finding(
             ERROR,
             "held",

@@ -138,7 +138,7 @@ def _check_inputs(evidence: Evidence) -> Iterator[Finding]:
     evident = inputs if all(inputs.values()) else gradients
     first, *others = evident
     if not others or min(map(len, evident.values())) < LEAST:
-        raise NotChecked("no data loader was used for training")
+        raise NotChecked("no step has used gradients from the batches of a data loader")
     same = [rank for rank in others if evident[rank] == evident[first]]
     if same:
         finding = Finding(

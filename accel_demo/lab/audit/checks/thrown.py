@@ -40,7 +40,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             "thrown",
             f"The gradients of {lost} of {len(first.of('backward'))} backward passes are set to "
             "zero before an optimizer step has used them.",
-            "Call zero_grad() right after optimizer.step(), not before every backward pass.",
+            "Call zero_grad() right after optimizer.step(), and nowhere else.",
             PAGE,
         )
     for rank in evidence.ranks:
