@@ -29,23 +29,28 @@ def start() -> None:
 def _observe_all() -> None:
     from . import (  # slow: only an audit needs them
         answers,
+        clipping,
         ends,
         files,
         loaders,
+        models,
+        saves,
         schedules,
         training,
+        weights,
     )
 
     ends.watch()
     files.watch()
     when_imported(GROUPS, answers.observe_groups)
-    for module in (loaders, training, schedules, files):
+    for module in (loaders, models, training, clipping, schedules, files, saves):
         when_imported("torch", module.observe_torch)
     for module in (training, schedules):
         when_imported("accelerate", module.observe_accelerate)
-    when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", training.observe_fsdp)
-    when_imported("torch.distributed.tensor.parallel.api", training.observe_tensor_parallel)
-    when_imported("safetensors.torch", files.observe_safetensors)
+    when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", weights.observe_fsdp)
+    when_imported("torch.distributed.tensor.parallel.api", weights.observe_tensor_parallel)
+    for module in (files, saves):
+        when_imported("safetensors.torch", module.observe_safetensors)
 
 
 def inject(environment: dict[str, str], variable: str, folder: str) -> dict[str, str]:

@@ -3,7 +3,8 @@
 import functools
 
 from .events import emit, guarded, line_of_script
-from .training import Numbers, window_of
+from .weights import Numbers
+from .windows import window_of
 
 _schedulers = Numbers()
 _depth = 0  # of calls of `step` within each other
@@ -35,8 +36,22 @@ def _schedule_made(scheduler) -> None:
         "schedule made",
         name=type(scheduler).__name__,
         optimizer=window_of(scheduler.optimizer).number,
+        scheduler=_schedulers.of(scheduler),
+        planned=_planned(scheduler),
         line=line_of_script(4),
     )
+
+
+def _planned(scheduler) -> int | None:
+    """Return the number of advances after which the schedule ends, or None if it has no end."""
+    for name in ("total_steps", "T_max"):  # OneCycleLR, CosineAnnealingLR
+        if isinstance(planned := getattr(scheduler, name, None), int):
+            return planned
+    for function in getattr(scheduler, "lr_lambdas", []):  # of the schedules in transformers
+        planned = getattr(function, "keywords", {}).get("num_training_steps")
+        if isinstance(planned, int):
+            return planned
+    return None
 
 
 def _observe_schedule(owner) -> None:
@@ -77,6 +92,7 @@ def _scheduled(scheduler, before: int) -> None:
             "schedule",
             scheduler=_schedulers.of(inner),
             name=type(inner).__name__,
-            optimizer=window_of(getattr(optimizer, "optimizer", optimizer)).number,
+            optimizer=window_of(optimizer).number,
+            advanced=advanced,
             line=line_of_script(4),
         )

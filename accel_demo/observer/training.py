@@ -4,51 +4,26 @@ Only class-level hooks and weak references: a hook on a model would be pickled a
 """
 
 import functools
-import gc
-import itertools
 import sys
-import weakref
 
-from . import limits
+from . import limits, models
 from .collectives import counted
 from .events import emit, guarded, line_of_script
-from .loaders import fingerprints
 from .processes import wrap
+from .weights import common_factor, magnitudes, sums, total
+from .windows import (
+    Backwards,
+    Window,
+    gradients_of,
+    holders_of,
+    optimizers,
+    parameters_of,
+    window_of,
+)
 
-_optimizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizer -> _Window
-_state = {"backwards": 0, "forwards": [], "fsdp": False}
 BEGINNING = 4096  # bytes of each parameter that are compared before a step
-MOST_GRADIENTS = 20  # backward passes whose event contains a sum of the gradients
-MOST_FORWARDS = 1000  # between two backward passes
-
-
-class Numbers:
-    """Numbers objects. The number of a deleted object is not used again."""
-
-    def __init__(self):
-        self._known, self._next = weakref.WeakKeyDictionary(), itertools.count()
-
-    def of(self, each) -> int:
-        if each not in self._known:
-            self._known[each] = next(self._next)
-        return self._known[each]
-
-    def known(self, each) -> int | None:
-        return self._known.get(each)
-
-
-class _Window:
-    """What happened to one optimizer since its last step."""
-
-    def __init__(self, number: int):
-        self.number, self.steps, self.is_scaled = number, 0, False
-        self.backwards_at_step = self.backwards_at_zero = 0
-        self.gradients = 0  # a number that changes whenever a gradient does
-        self.before: int | None = None  # the weights before the current step
-
-
-_replicas = Numbers()
-_optimizer_numbers = itertools.count()
+MOST_GRADIENTS = 20  # backward passes, and steps of an optimizer, whose gradients are compared
+MOST_GROUPS = 20  # parameter groups whose settings are recorded
 _stepping: list = []  # optimizers whose `step` is running, the outermost first
 
 
@@ -79,29 +54,7 @@ def observe_torch(torch) -> None:
     torch.autograd.backward = observed_backward
     for owner in (torch.optim.Optimizer, torch.nn.Module):
         wrap("zero_grad", _zeroed, owner)
-    wrap("step", _scaled, torch.amp.GradScaler)
-    _observe_construction(torch.optim.Optimizer, _constructed)
-    if torch.distributed.is_available():
-        replica = torch.nn.parallel.DistributedDataParallel
-        wrap("_pre_forward", _forward, replica)
-        _observe_construction(replica, _wrapped)
-        wrap("__enter__", _joined, torch.distributed.algorithms.join.Join)
-
-
-def _observe_construction(owner, after) -> None:
-    original = owner.__init__
-
-    @functools.wraps(original)
-    def construct(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        after(self)
-
-    owner.__init__ = construct
-
-
-@guarded
-def _wrapped(replica) -> None:
-    emit("wrapped", total=_total(_sums(list(replica.parameters()))), line=line_of_script(4))
+    models.observe_construction(torch.optim.Optimizer, _constructed)
 
 
 @guarded
@@ -111,49 +64,29 @@ def _constructed(optimizer) -> None:
 
 
 @guarded
-def _joined(join) -> None:
-    emit("join", line=line_of_script(4))
-
-
-@guarded
-def _forward(replica, *inputs) -> None:
-    torch = sys.modules["torch"]
-    number = _replicas.of(replica)
-    if torch.is_grad_enabled() and len(_state["forwards"]) < MOST_FORWARDS:
-        samples = fingerprints(inputs)
-        _state["forwards"].append([number, bool(replica.require_backward_grad_sync), samples])
-
-
-@guarded
 def _backward_done(before: list[int] | None) -> None:
-    number = _state["backwards"] = _state["backwards"] + 1
-    forwards, _state["forwards"] = _state["forwards"], []
+    Backwards.count += 1
+    forwards = models.take_forwards()
     is_local = before is not None and before == counted()
+    is_early = Backwards.count <= MOST_GRADIENTS
     emit(
         "backward",
-        number=number,
+        number=Backwards.count,
         line=line_of_script(4),
-        replicas=[[number, synchronized] for number, synchronized, _ in forwards],
+        replicas=[[number, is_averaged] for number, is_averaged, _ in forwards],
         samples=forwards[-1][2] if forwards else [],
-        gradients=_sum_of_gradients() if is_local and number <= MOST_GRADIENTS else 0,
+        gradients=_sum_of_gradients() if is_local and is_early else 0,
     )
+    is_averaged = bool(forwards) and all(each[1] for each in forwards)
+    for optimizer in optimizers():
+        window = window_of(optimizer)
+        window.averaged = magnitudes(gradients_of(optimizer)) if is_averaged and is_early else []
 
 
 def _sum_of_gradients() -> int:
-    """Return a number of the gradients of all optimizers, as `_sums` does; 0 without any."""
-    held = [each for optimizer in list(_optimizers) for each in _parameters_of(optimizer)]
-    sums = _sums([each.grad for each in held if each.grad is not None])
-    return hash(tuple(sums)) if sums and any(sums) else 0
-
-
-def window_of(optimizer) -> _Window:
-    if optimizer not in _optimizers:
-        _optimizers[optimizer] = _Window(next(_optimizer_numbers))
-    return _optimizers[optimizer]
-
-
-def _parameters_of(optimizer) -> list:
-    return [each for group in optimizer.param_groups for each in group["params"]]
+    """Return a number of the gradients of all optimizers, as `sums` does; 0 without any."""
+    found = sums([each for optimizer in optimizers() for each in gradients_of(optimizer)])
+    return hash(tuple(found)) if found and any(found) else 0
 
 
 @guarded
@@ -165,13 +98,37 @@ def _before_step(optimizer, args, kwargs) -> None:
         return
     window = window_of(optimizer)
     limits.end_run_after(window.steps)
-    parameters = _parameters_of(optimizer)
-    window.before = _total(_sums(parameters, most=BEGINNING))
+    parameters = parameters_of(optimizer)
+    window.before = total(sums(parameters, most=BEGINNING))
+    window.at_step = _gradients_at_step(optimizer, window)
     if window.steps == 0:
         shapes = [list(each.shape) for each in parameters]
-        emit("weights", optimizer=window.number, sums=_sums(parameters), shapes=shapes)
+        emit("weights", optimizer=window.number, sums=sums(parameters), shapes=shapes)
     if window.steps & (window.steps - 1) == 0:  # before the steps 0, 1, 2, 4, 8, …
-        emit("models", models=_models(), optimizer=window.number)
+        holders = {
+            id(parameter): window_of(each).number
+            for each in optimizers()
+            for parameter in parameters_of(each)
+        }
+        emit("models", models=models.snapshot(holders), optimizer=window.number)
+
+
+def _gradients_at_step(optimizer, window: Window) -> dict:
+    """Return a number of the gradients, and the factor by which the script has changed them.
+
+    `factor` is None if it is unknown, or if they were clipped or unscaled.
+    """
+    if window.steps >= MOST_GRADIENTS:
+        return {}
+    gradients = gradients_of(optimizer)
+    factor = None
+    if window.averaged and not window.is_clipped and not window.is_scaled:
+        factor = common_factor(window.averaged, magnitudes(gradients))
+    return {
+        "factor": factor,
+        "gradients": total(sums(gradients)) if window.is_clipped else None,
+        "buffers": models.buffers(),
+    }
 
 
 @guarded
@@ -179,59 +136,38 @@ def _after_step(optimizer, args, kwargs) -> None:
     del _stepping[_stepping.index(optimizer) :]
     if _stepping:
         return
-    window, parameters = window_of(optimizer), _parameters_of(optimizer)
+    window, parameters = window_of(optimizer), parameters_of(optimizer)
     emit(
         "step",
         optimizer=window.number,
         name=type(optimizer).__name__,
         number=window.steps,
         line=line_of_script(4),
-        backwards=_state["backwards"] - window.backwards_at_step,
+        backwards=Backwards.count - window.backwards_at_step,
         before=window.before,
-        total=_total(_sums(parameters)),
+        total=total(sums(parameters)),
         parameters=len(parameters),
         without_gradient=[n for n, each in enumerate(parameters) if each.grad is None],
+        settings=[_settings(group) for group in optimizer.param_groups[:MOST_GROUPS]],
+        **window.at_step,
     )
-    window.steps += 1
-    window.backwards_at_step = window.backwards_at_zero = _state["backwards"]
-    window.gradients = _gradients(optimizer)
-    window.is_scaled = False
+    window.begin()
+    window.gradients = _versions(optimizer)
 
 
-def _total(sums: list[int] | None) -> int | None:
-    return None if sums is None else hash(tuple(sums))
-
-
-def _sums(tensors, most: int | None = None) -> list[int] | None:
-    """Return a number per tensor, of its first `most` bytes. Different bits change it, as a rule.
-
-    Returns None if the tensors are shards of larger ones, because ranks may then differ.
-    """
+def _settings(group: dict) -> dict:
+    """Return the settings of a parameter group that are numbers, such as its learning rate."""
     torch = sys.modules["torch"]
-    sums = []
-    for tensor in tensors:
-        is_flat = _state["fsdp"] or getattr(tensor, "_is_flat_param", False)
-        if is_flat or type(tensor.data) is not torch.Tensor:  # for example a DTensor
-            return None
-        by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-        in_memory = tensor.detach().permute(by_stride)  # also channels_last, without a copy
-        content = in_memory.contiguous().view(-1).view(torch.uint8)[:most]
-        whole = len(content) // 8 * 8
-        value = content[:whole].view(torch.int64).sum().item() if whole else 0
-        sums.append(value ^ int(content[whole:].long().sum()) if whole < len(content) else value)
-    return sums
+    values = {
+        name: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        for name, value in group.items()
+    }
+    return {name: value for name, value in values.items() if isinstance(value, (int, float, tuple))}
 
 
-def _gradients(optimizer) -> int:
-    return sum(
-        each.grad._version + 1 for each in _parameters_of(optimizer) if each.grad is not None
-    )
-
-
-def _are_finite(optimizer) -> bool:
-    return all(
-        each.grad.isfinite().all() for each in _parameters_of(optimizer) if each.grad is not None
-    )
+def _versions(optimizer) -> int:
+    """Return a number that changes whenever a gradient does."""
+    return sum(each._version + 1 for each in gradients_of(optimizer))
 
 
 @guarded
@@ -240,75 +176,17 @@ def _zeroed(owner, *args) -> None:
 
     A step may call it for a closure, and a script may skip gradients that are not finite.
     """
-    torch = sys.modules["torch"]
     if _stepping:
         return
-    if isinstance(owner, torch.optim.Optimizer):
-        owners = [owner]
-    else:
-        held = {id(each) for each in owner.parameters()}
-        owners = [
-            optimizer
-            for optimizer in list(_optimizers)
-            if any(id(each) in held for each in _parameters_of(optimizer))
-        ]
-    for optimizer in owners:
-        window, gradients = window_of(optimizer), _gradients(optimizer)
-        thrown = _state["backwards"] - window.backwards_at_zero
-        is_new = thrown and gradients != window.gradients and not window.is_scaled
-        if is_new and _are_finite(optimizer):
+    is_optimizer = isinstance(owner, sys.modules["torch"].optim.Optimizer)
+    for optimizer in [owner] if is_optimizer else holders_of(owner.parameters()):
+        window, versions = window_of(optimizer), _versions(optimizer)
+        thrown = Backwards.count - window.backwards_at_zero
+        is_new = thrown and versions != window.gradients and not window.is_scaled
+        if is_new and all(each.isfinite().all() for each in gradients_of(optimizer)):
             emit("thrown", optimizer=window.number, backwards=thrown, line=line_of_script(4))
-        window.backwards_at_zero = _state["backwards"]
+        window.backwards_at_zero = Backwards.count
         window.gradients = 0
-
-
-@guarded
-def _scaled(scaler, optimizer=None, *args) -> None:
-    """A scaler skips the step if a gradient is infinite. The gradients are then not lost."""
-    if optimizer is not None and scaler.is_enabled():
-        inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
-        window_of(inner).is_scaled = True
-
-
-def _models() -> list[dict]:
-    """Return all models of this process, found among Python's objects."""
-    torch = sys.modules["torch"]
-    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
-    parts = {id(part) for module in modules for part in module.children()}
-    holders: dict[int, int] = {}
-    for optimizer, window in list(_optimizers.items()):
-        holders |= {id(each): window.number for each in _parameters_of(optimizer)}
-    models = []
-    for module in modules:
-        parameters = list(module.named_parameters())
-        if id(module) in parts or not parameters:
-            continue
-        models.append(
-            {
-                "class": type(module).__name__,
-                "inner": type(getattr(module, "module", None)).__name__,
-                "replica": _replicas.known(module),
-                "parameters": [
-                    [name, holders.get(id(each)), each.requires_grad, each.grad is not None]
-                    for name, each in parameters
-                ],
-            }
-        )
-    return models
-
-
-def observe_fsdp(module) -> None:
-    """Notice FullyShardedDataParallel: with `use_orig_params`, its shards look like tensors."""
-    wrap("__init__", lambda *_: _state.update(fsdp=True), module.FullyShardedDataParallel)
-
-
-def observe_tensor_parallel(module) -> None:
-    wrap("parallelize_module", lambda *_: _divided(), module)
-
-
-@guarded
-def _divided() -> None:
-    emit("tensor parallel", line=line_of_script(5))
 
 
 def observe_accelerate(accelerate) -> None:

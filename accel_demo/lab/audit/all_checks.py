@@ -5,22 +5,33 @@ folder and the ending refer to tutorials/.
 """
 
 from accel_demo.lab.audit.checks import (
+    averaged,
     batches,
+    clipping,
     collectives,
     connected,
     deaths,
     files,
     held,
     initial,
+    norms,
     order,
+    parts,
     replicas,
     samples,
+    saves,
     schedule,
+    settings,
+    syncs,
     thrown,
 )
 
 # A finding of the first check explains findings of the second ones, which are not reported then.
-EXPLAINS = {"deaths": {"collectives"}, "batches": {"collectives"}}
+EXPLAINS = {
+    "deaths": {"collectives"},
+    "batches": {"collectives"},
+    "settings": {"replicas"},
+}
 TITLES = {  # what a check looks at, as printed
     "connected": "connected processes",
     "deaths": "errors and crashes",
@@ -34,6 +45,13 @@ TITLES = {  # what a check looks at, as printed
     "schedule": "learning rate schedules",
     "held": "parameters of the optimizers",
     "files": "files of several ranks",
+    "clipping": "clipped gradients",
+    "averaged": "gradients after averaging",
+    "settings": "equal settings",
+    "parts": "parts of the data set",
+    "syncs": "needless all-reduces",
+    "norms": "batch statistics and buffers",
+    "saves": "names in saved weights",
 }
 CHECKS = {
     "connected": connected.check,
@@ -48,4 +66,11 @@ CHECKS = {
     "schedule": schedule.check,
     "held": held.check,
     "files": files.check,
+    "clipping": clipping.check,
+    "averaged": averaged.check,
+    "settings": settings.check,
+    "parts": parts.check,
+    "syncs": syncs.check,
+    "norms": norms.check,
+    "saves": saves.check,
 }

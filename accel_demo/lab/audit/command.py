@@ -27,6 +27,7 @@ from accel_demo.lab.audit.evidence import Evidence, read_launches, trains
 from accel_demo.lab.audit.keeper import clean_up
 from accel_demo.lab.audit.observed_command import ObservedCommand
 from accel_demo.lab.audit.result import (
+    ERROR,
     VERDICTS,
     AuditResult,
     Finding,
@@ -146,7 +147,8 @@ def run_checks(evidence: Evidence) -> tuple[list[Finding], dict[str, str]]:
         except Exception as error:  # the other findings are still right
             skipped[name] = f"the check itself failed ({error!r})"
     findings += deaths.unexplained(evidence, findings)
-    explained = set().union(*(EXPLAINS.get(finding.check, set()) for finding in findings))
+    proven = [finding.check for finding in findings if finding.verdict == ERROR]
+    explained = set().union(*(EXPLAINS.get(name, set()) for name in proven))
     findings = [finding for finding in findings if finding.check not in explained]
     return sorted(findings, key=lambda finding: VERDICTS.index(finding.verdict)), skipped
 

@@ -20,7 +20,8 @@ def print_result(result: AuditResult) -> None:
     print()
     for finding in result.findings:
         if finding.verdict == NOTE:
-            print(f"note: {finding.sentence} (page: tutorials/{finding.page}.md)")
+            where = [f"{short_path(each.file)}:{each.line}: " for each in finding.places[:1]]
+            print(f"note: {''.join(where)}{finding.sentence} (page: tutorials/{finding.page}.md)")
     seen = [
         counted(max(rank.optimizer_steps for rank in result.ranks), "optimizer step"),
         f"{max(rank.batches for rank in result.ranks)} batches",

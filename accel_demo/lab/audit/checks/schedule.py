@@ -11,6 +11,7 @@ LEAST = 8  # steps without an advance that are suspicious
 
 def check(evidence: Evidence) -> Iterator[Finding]:
     yield from _never_advanced(evidence)
+    yield from _planned_for_another_length(evidence)
     if not any(evidence.counts("schedule")):
         raise NotChecked("no learning rate schedule advanced")
     rank = next(rank for rank in evidence.ranks if rank.of("schedule"))
@@ -56,6 +57,46 @@ def _never_advanced(evidence: Evidence) -> Iterator[Finding]:
         for each in evidence.ranks:
             for event in each.of("schedule made")[:1]:
                 finding.add_place(event["line"], each.number)
+        yield finding
+
+
+def _planned_for_another_length(evidence: Evidence) -> Iterator[Finding]:
+    """Report schedules whose length is that of the whole run times the number of processes.
+
+    Only a complete run shows it, in which no pass was shortened.
+    """
+    rank, world = evidence.ranks[0], evidence.ranks[0].connected_world
+    is_whole = rank.end and not rank.error and not rank.of("enough")
+    if world == 1 or not is_whole or evidence.hang or evidence.out_of_time:
+        return
+    if any(end["batches"] != end["whole"] for end in rank.of("pass end")):
+        return
+    for made in rank.of("schedule made"):
+        own = [each for each in rank.of("schedule") if each["scheduler"] == made["scheduler"]]
+        advanced = sum(each["advanced"] for each in own)
+        if made["planned"] is None or advanced < LEAST:
+            continue
+        ratio = made["planned"] / advanced
+        if abs(ratio / world - 1) < 0.03:
+            sentence = "the run has ended long before the schedule does"
+        elif abs(ratio * world - 1) < 0.03:
+            sentence = "the schedule has ended long before the run does"
+        else:
+            continue
+        finding = Finding(
+            WARNING,
+            "schedule",
+            f"{made['name']} was created for {made['planned']} steps, but advances {advanced} "
+            f"times: {sentence}.",
+            "Compute its steps from the loader that is divided between the processes. With "
+            "Accelerate, a prepared schedule advances once per process: use the loader's length "
+            "before accelerator.prepare.",
+            PAGE,
+        )
+        for each in evidence.ranks:
+            for event in each.of("schedule made"):
+                if event["scheduler"] == made["scheduler"]:
+                    finding.add_place(event["line"], each.number)
         yield finding
 
 

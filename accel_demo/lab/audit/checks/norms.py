@@ -1,0 +1,62 @@
+"""Do the ranks normalize and count differently? BatchNorm, and other buffers that are saved."""
+
+from collections.abc import Iterator
+
+from accel_demo.lab.audit.evidence import Evidence, Rank
+from accel_demo.lab.audit.result import NOTE, Finding, NotChecked, ranks_in_words
+
+PAGE = "22_ddp"
+
+
+def check(evidence: Evidence) -> Iterator[Finding]:
+    evidence.require_connected()
+    rank = evidence.ranks[0]
+    replicas = [
+        model
+        for event in rank.of("models")
+        for model in event["models"]
+        if model["replica"] is not None
+    ]
+    if not replicas:
+        raise NotChecked("no model is wrapped in DistributedDataParallel")
+    if names := sorted({name for model in replicas for name in model["batch_norms"]}):
+        finding = Finding(
+            NOTE,
+            "norms",
+            f"{' and '.join(names)} normalize with the mean and variance of the samples of one "
+            "rank, not of the whole batch.",
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before the model is wrapped "
+            "makes them use all samples.",
+            PAGE,
+        )
+        for each in evidence.ranks:
+            for wrapped in each.of("wrapped")[:1]:
+                finding.add_place(wrapped["line"], each.number)
+        yield finding
+    yield from _different_when_saved(evidence)
+
+
+def _different_when_saved(evidence: Evidence) -> Iterator[Finding]:
+    for rank in evidence.ranks:
+        for save in rank.of("file"):
+            before = [step for step in rank.of("step") if step["time"] < save["time"]]
+            if save["how"] != "save" or not before:
+                continue
+            values = {_buffers_after(each, before[-1]) for each in evidence.ranks}
+            if len(values) > 1 and None not in values:
+                finding = Finding(
+                    NOTE,
+                    "norms",
+                    "The buffers of the model, such as running means, differ between the ranks. "
+                    f"{ranks_in_words([rank.number], evidence.world).capitalize()} saves its own.",
+                    "If the others matter, average them before saving, or use SyncBatchNorm.",
+                    PAGE,
+                )
+                yield finding.add_place(save["line"], rank.number)
+                return
+
+
+def _buffers_after(rank: Rank, step: dict) -> int | None:
+    """Return the number of a rank's buffers right before a step, or None if it is unknown."""
+    same = (each for each in rank.steps(step["optimizer"]) if each["number"] == step["number"])
+    return next((each.get("buffers") for each in same), None)

@@ -1,0 +1,37 @@
+"""Can the saved weights be loaded without the wrapper of DistributedDataParallel or compilation?"""
+
+from collections.abc import Iterator
+
+from accel_demo.lab.audit.evidence import Evidence
+from accel_demo.lab.audit.result import NOTE, Finding, NotChecked
+
+PAGE = "92_old_idioms"
+
+
+def check(evidence: Evidence) -> Iterator[Finding]:
+    saved = any(event["how"] == "save" for rank in evidence.ranks for event in rank.of("file"))
+    if not saved and not any(evidence.counts("model saved")):
+        raise NotChecked("nothing was saved with torch.save or safetensors")
+    kinds = {
+        (event["prefix"], event["whole"])
+        for rank in evidence.ranks
+        for event in rank.of("model saved")
+    }
+    for prefix, whole in sorted(kinds):
+        if prefix:
+            sentence = f'The names of the saved tensors begin with "{prefix}", so only a wrapped '
+            sentence += "model can load them."
+        else:
+            sentence = f"A whole {whole} is saved with its class, not only its tensors."
+        finding = Finding(
+            NOTE,
+            "saves",
+            sentence,
+            "Save model.module.state_dict(), or accelerator.unwrap_model(model).state_dict().",
+            PAGE,
+        )
+        for rank in evidence.ranks:
+            for event in rank.of("model saved"):
+                if (event["prefix"], event["whole"]) == (prefix, whole):
+                    finding.add_place(event["line"], rank.number)
+        yield finding

@@ -1,0 +1,84 @@
+"""Compare tensors of several ranks without sending them: by numbers computed from their bits."""
+
+import itertools
+import sys
+import weakref
+
+from .events import emit, guarded, line_of_script
+from .processes import wrap
+
+_state = {"fsdp": False}
+PROBED, OF_EACH = 16, 256  # gradients whose scale is compared, and the values of each
+
+
+class Numbers:
+    """Numbers objects. The number of a deleted object is not used again."""
+
+    def __init__(self):
+        self._known, self._next = weakref.WeakKeyDictionary(), itertools.count()
+
+    def of(self, each) -> int:
+        if each not in self._known:
+            self._known[each] = next(self._next)
+        return self._known[each]
+
+    def known(self, each) -> int | None:
+        return self._known.get(each)
+
+    def objects(self) -> list:
+        return list(self._known)
+
+
+def sums(tensors, most: int | None = None) -> list[int] | None:
+    """Return a number per tensor, of its first `most` bytes. Different bits change it, as a rule.
+
+    Returns None if the tensors are shards of larger ones, because ranks may then differ.
+    """
+    torch = sys.modules["torch"]
+    found = []
+    for tensor in tensors:
+        is_flat = _state["fsdp"] or getattr(tensor, "_is_flat_param", False)
+        if is_flat or type(tensor.data) is not torch.Tensor:  # for example a DTensor
+            return None
+        by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        in_memory = tensor.detach().permute(by_stride)  # also channels_last, without a copy
+        content = in_memory.contiguous().view(-1).view(torch.uint8)[:most]
+        whole = len(content) // 8 * 8
+        value = content[:whole].view(torch.int64).sum().item() if whole else 0
+        found.append(value ^ int(content[whole:].long().sum()) if whole < len(content) else value)
+    return found
+
+
+def total(numbers: list[int] | None) -> int | None:
+    return None if numbers is None else hash(tuple(numbers))
+
+
+def magnitudes(tensors) -> list[float]:
+    """Return the sum of the absolute values of the beginning of each of the first tensors."""
+    return [
+        each.detach().reshape(-1)[:OF_EACH].double().abs().sum().item() for each in tensors[:PROBED]
+    ]
+
+
+def common_factor(before: list[float], after: list[float]) -> float | None:
+    """Return the factor by which all magnitudes have changed, or None if they differ in that."""
+    if len(before) != len(after):
+        return None
+    factors = [new / old for old, new in zip(before, after, strict=True) if old > 0]
+    if not factors or max(factors) > min(factors) * 1.0001 or not min(factors) > 0:
+        return None
+    return factors[0]
+
+
+def observe_fsdp(module) -> None:
+    """Notice FullyShardedDataParallel: with `use_orig_params`, its shards look like tensors."""
+    wrap("__init__", lambda *_: _state.update(fsdp=True), module.FullyShardedDataParallel)
+
+
+def observe_tensor_parallel(module) -> None:
+    wrap("parallelize_module", lambda *_: _divided(), module)
+
+
+@guarded
+def _divided() -> None:
+    emit("tensor parallel", line=line_of_script(5))

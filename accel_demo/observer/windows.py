@@ -1,0 +1,58 @@
+"""What has happened to each optimizer since its last step."""
+
+import itertools
+import weakref
+
+_windows: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizer -> Window
+_numbers = itertools.count()
+
+
+class Backwards:
+    """The number of backward passes so far, in this process."""
+
+    count = 0
+
+
+class Window:
+    """What happened to one optimizer since its last step."""
+
+    def __init__(self, number: int):
+        self.number, self.steps = number, 0
+        self.backwards_at_step = self.backwards_at_zero = 0
+        self.gradients = 0  # a number that changes whenever a gradient does
+        self.before: int | None = None  # the weights before the current step
+        self.is_scaled = self.is_clipped = False
+        self.averaged: list[float] = []  # magnitudes of gradients that DDP has just averaged
+        self.at_step: dict = {}  # the gradients right before the step, see training.py
+
+    def begin(self) -> None:
+        """Begin anew, after a step."""
+        self.backwards_at_step = self.backwards_at_zero = Backwards.count
+        self.is_scaled = self.is_clipped = False
+        self.averaged = []
+        self.steps += 1
+
+
+def window_of(optimizer) -> Window:
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # in Accelerate's wrapper
+    if optimizer not in _windows:
+        _windows[optimizer] = Window(next(_numbers))
+    return _windows[optimizer]
+
+
+def optimizers() -> list:
+    return list(_windows)
+
+
+def parameters_of(optimizer) -> list:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def gradients_of(optimizer) -> list:
+    return [each.grad for each in parameters_of(optimizer) if each.grad is not None]
+
+
+def holders_of(parameters) -> list:
+    """Return the optimizers that hold at least one of the parameters."""
+    held = {id(each) for each in parameters}
+    return [each for each in optimizers() if any(id(one) in held for one in parameters_of(each))]
