@@ -144,6 +144,7 @@ def _after_step(optimizer, args, kwargs) -> None:
         number=window.steps,
         line=line_of_script(4),
         backwards=Backwards.count - window.backwards_at_step,
+        accumulated=Backwards.count - window.backwards_at_zero,
         before=window.before,
         total=total(sums(parameters)),
         parameters=len(parameters),

@@ -23,8 +23,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         finding = Finding(
             NOTE,
             "norms",
-            f"{' and '.join(names)} normalize with the mean and variance of the samples of one "
-            "rank, not of the whole batch.",
+            f"{' and '.join(names)}: each rank normalizes with the mean and variance of its own "
+            "samples, not of the whole batch.",
             "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before the model is wrapped "
             "makes them use all samples.",
             PAGE,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence, Rank
 from accel_demo.lab.audit.result import NOTE, Finding, NotChecked
+from accel_demo.wording import byte_size
 
 PAGE = "23_accumulation"
 
@@ -21,12 +22,12 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         if not repeated or len(repeated) < 0.5 * len(steps):
             continue
         passes = max(repeated, key=len)
-        megabytes = (len(passes) - 1) * wrapped["bytes"] / 1e6
+        size = byte_size((len(passes) - 1) * wrapped["bytes"])
         finding = Finding(
             NOTE,
             "syncs",
             f"{len(passes)} backward passes of a step average the gradients, though only the last "
-            f"one needs to: {megabytes:.3g} MB per step are sent in vain.",
+            f"one needs to: {size} per step are all-reduced in vain.",
             "Run the others inside model.no_sync(), or use accelerator.accumulate(model).",
             PAGE,
         )
@@ -36,14 +37,14 @@ def check(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _averaged_passes(rank: Rank, replica: int) -> list[list[dict]]:
-    """Return the backward passes of each step that average the gradients of a replica."""
+    """Return the passes whose gradients each step uses, and that average those of a replica."""
     steps: list[list[dict]] = []
     passes: list[dict] = []
-    for event in rank.of("backward", "step", "thrown"):
-        if event["kind"] == "step":
-            steps.append(passes)
-        if event["kind"] != "backward":
-            passes = []
-        elif [replica, True] in event["replicas"]:
+    for event in rank.of("backward", "step"):
+        if event["kind"] == "backward":
             passes.append(event)
+            continue
+        used = passes[len(passes) - event["accumulated"] :]
+        steps.append([each for each in used if [replica, True] in each["replicas"]])
+        passes = []
     return [passes for passes in steps if passes]
