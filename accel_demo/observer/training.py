@@ -4,11 +4,12 @@ Only class-level hooks and weak references: a hook on a model would be pickled a
 """
 
 import functools
+import os
 import sys
 
 from . import limits, models
 from .collectives import counted
-from .events import emit, guarded, line_of_script
+from .events import emit, guarded, is_own_file, line_of_script
 from .processes import wrap
 from .weights import common_factor, magnitudes, sums, total
 from .windows import (
@@ -24,6 +25,7 @@ from .windows import (
 BEGINNING = 4096  # bytes of each parameter that are compared before a step
 MOST_GRADIENTS = 20  # backward passes, and steps of an optimizer, whose gradients are compared
 MOST_GROUPS = 20  # parameter groups whose settings are recorded
+_accumulation = {"steps": 1}  # micro-batches per step, if the script uses `accumulate`
 _stepping: list = []  # optimizers whose `step` is running, the outermost first
 
 
@@ -75,12 +77,24 @@ def _backward_done(before: list[int] | None) -> None:
         line=line_of_script(4),
         replicas=[[number, is_averaged] for number, is_averaged, _ in forwards],
         samples=forwards[-1][2] if forwards else [],
+        undivided=_missing_divisor(),
         gradients=_sum_of_gradients() if is_local and is_early else 0,
     )
     is_averaged = bool(forwards) and all(each[1] for each in forwards)
     for optimizer in optimizers():
         window = window_of(optimizer)
         window.averaged = magnitudes(gradients_of(optimizer)) if is_averaged and is_early else []
+
+
+def _missing_divisor() -> int:
+    """Return by how much Accelerate would have divided the loss, if the script had let it."""
+    frame = sys._getframe(3)  # the caller of torch.autograd.backward
+    while frame is not None and not is_own_file(frame.f_code.co_filename):
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if name == "backward" and file.endswith(os.path.join("accelerate", "accelerator.py")):
+            return 1
+        frame = frame.f_back
+    return _accumulation["steps"]
 
 
 def _sum_of_gradients() -> int:
@@ -192,6 +206,12 @@ def _zeroed(owner, *args) -> None:
 
 def observe_accelerate(accelerate) -> None:
     wrap("prepare", _prepared, accelerate.Accelerator)
+    wrap("accumulate", _accumulating, accelerate.Accelerator)
+
+
+@guarded
+def _accumulating(accelerator, *models) -> None:
+    _accumulation["steps"] = accelerator.gradient_accumulation_steps
 
 
 @guarded

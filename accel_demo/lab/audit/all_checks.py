@@ -24,6 +24,7 @@ from accel_demo.lab.audit.checks import (
     settings,
     syncs,
     thrown,
+    undivided,
 )
 
 # A finding of the first check explains findings of the second ones, which are not reported then.
@@ -52,6 +53,7 @@ TITLES = {  # what a check looks at, as printed
     "syncs": "needless all-reduces",
     "norms": "batch statistics and buffers",
     "saves": "names in saved weights",
+    "undivided": "losses divided for accumulation",
 }
 CHECKS = {
     "connected": connected.check,
@@ -73,4 +75,5 @@ CHECKS = {
     "syncs": syncs.check,
     "norms": norms.check,
     "saves": saves.check,
+    "undivided": undivided.check,
 }

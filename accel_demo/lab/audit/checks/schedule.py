@@ -61,7 +61,7 @@ def _never_advanced(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _planned_for_another_length(evidence: Evidence) -> Iterator[Finding]:
-    """Report schedules whose length is that of the whole run times the number of processes.
+    """Report schedules whose length is wrong by the number of processes or micro-batches.
 
     Only a complete run shows it, in which no pass was shortened.
     """
@@ -76,11 +76,15 @@ def _planned_for_another_length(evidence: Evidence) -> Iterator[Finding]:
         advanced = sum(each["advanced"] for each in own)
         if made["planned"] is None or advanced < LEAST:
             continue
+        windows = [step["backwards"] for step in rank.steps(made["optimizer"])]
+        window = max(set(windows), key=windows.count, default=1)
         ratio = made["planned"] / advanced
-        if abs(ratio / world - 1) < 0.03:
-            sentence = "the run has ended long before the schedule does"
+        if any(
+            abs(ratio / each - 1) < 0.03 for each in (world, window, world * window) if each > 1
+        ):
+            sentence = "the run ends long before the schedule"
         elif abs(ratio * world - 1) < 0.03:
-            sentence = "the schedule has ended long before the run does"
+            sentence = "the schedule ends long before the run"
         else:
             continue
         finding = Finding(
@@ -88,9 +92,9 @@ def _planned_for_another_length(evidence: Evidence) -> Iterator[Finding]:
             "schedule",
             f"{made['name']} was created for {made['planned']} steps, but advances {advanced} "
             f"times: {sentence}.",
-            "Compute its steps from the loader that is divided between the processes. With "
-            "Accelerate, a prepared schedule advances once per process: use the loader's length "
-            "before accelerator.prepare.",
+            "Count its optimizer steps: one per window of micro-batches, with the length of the "
+            "divided loader. A schedule prepared by Accelerate advances once per process, so take "
+            "the loader's length before accelerator.prepare.",
             PAGE,
         )
         for each in evidence.ranks:
