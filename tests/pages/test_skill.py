@@ -149,12 +149,13 @@ def test_a_launch_starts_the_processes_of_the_table(row, column, start, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # four real starts of two processes
 def test_the_commands_of_the_page_print_what_it_says(start, tmp_path):
     """In order, in one folder, in Bash, and without the fork server."""
     write_programs(tmp_path)
     path = f"{BIN}:{os.environ['PATH']}"
     for command, output in COMMANDS:
-        result = start(["bash", "-ec", command], cwd=tmp_path, real=True, PATH=path)
+        result = start(["bash", "-ec", command], timeout=300, cwd=tmp_path, real=True, PATH=path)
         assert result.returncode == 0, result.stderr
         assert_printed(output, result.stdout)
     assert len(COMMANDS) == 4
