@@ -32,16 +32,19 @@ def _observe_all() -> None:
         ends,
         files,
         loaders,
+        metrics,
         schedules,
         training,
     )
 
     ends.watch()
     files.watch()
-    when_imported(GROUPS, answers.observe_groups)
-    for module in (loaders, training, schedules, files):
+    for module in (answers, metrics):
+        when_imported(GROUPS, module.observe_groups)
+    when_imported("multiprocessing.process", metrics.observe_processes)
+    for module in (loaders, training, schedules, files, metrics):
         when_imported("torch", module.observe_torch)
-    for module in (training, schedules):
+    for module in (training, schedules, metrics):
         when_imported("accelerate", module.observe_accelerate)
     when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", training.observe_fsdp)
     when_imported("torch.distributed.tensor.parallel.api", training.observe_tensor_parallel)

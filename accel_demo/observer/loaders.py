@@ -10,6 +10,7 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 
 from . import limits
 from .events import emit, guarded, is_in_generator, line_of_script, mute
@@ -128,7 +129,36 @@ def _begun(loader, iterator) -> None:
         sampler=type(sampler).__name__,
         shuffle=getattr(sampler, "shuffle", "Random" in type(sampler).__name__),
         batch_size=loader.batch_size,
+        **_division_of(loader, sampler),
     )
+
+
+def _division_of(loader, sampler) -> dict:
+    """Return among how many processes a loader is divided, and how many samples are padding.
+
+    `padded` is the number of samples that all processes together read again in a pass, 0 if it is
+    unknown. `share` is the size of a batch of one process.
+    """
+    shard, parts, padded, share = loader.batch_sampler, 1, 0, loader.batch_size
+    with suppress(AttributeError, TypeError):  # for example a sampler without a length
+        if type(shard).__name__ == "BatchSamplerShard":  # of Accelerate
+            parts, share = shard.num_processes, shard.batch_size
+            together = share if shard.split_batches else share * parts
+            share, is_whole = together // parts, len(sampler) == len(loader.dataset)
+            if is_whole and shard.even_batches and not shard.drop_last:
+                padded = -len(loader.dataset) % together
+        elif hasattr(sampler, "num_replicas"):  # DistributedSampler, or one like it
+            parts = sampler.num_replicas
+            padded = 0 if sampler.drop_last else sampler.total_size - len(loader.dataset)
+        elif type(loader.dataset).__name__ == "IterableDatasetShard":  # of Accelerate
+            parts = loader.dataset.num_processes
+    return {"parts": parts, "padded": padded, "share": share}
+
+
+def number_of(loader) -> int | None:
+    """Return the number of a loader, or of the one that Accelerate has wrapped, or None."""
+    inner = getattr(loader, "base_dataloader", loader)
+    return next((own.number for own in _loaders if own.loader() is inner), None)
 
 
 def _entry_of(loader, key: tuple) -> _ObservedLoader:
