@@ -12,6 +12,7 @@ from accel_demo.lab.audit.checks import (
     files,
     held,
     initial,
+    metrics,
     order,
     replicas,
     samples,
@@ -34,6 +35,7 @@ TITLES = {  # what a check looks at, as printed
     "schedule": "learning rate schedules",
     "held": "parameters of the optimizers",
     "files": "files of several ranks",
+    "metrics": "metrics of all ranks",
 }
 CHECKS = {
     "connected": connected.check,
@@ -48,4 +50,5 @@ CHECKS = {
     "schedule": schedule.check,
     "held": held.check,
     "files": files.check,
+    "metrics": metrics.check,
 }
