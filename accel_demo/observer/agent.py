@@ -33,6 +33,7 @@ def _observe_all() -> None:
         ends,
         files,
         loaders,
+        metrics,
         models,
         saves,
         schedules,
@@ -42,10 +43,12 @@ def _observe_all() -> None:
 
     ends.watch()
     files.watch()
-    when_imported(GROUPS, answers.observe_groups)
-    for module in (loaders, models, training, clipping, schedules, files, saves):
+    for module in (answers, metrics):
+        when_imported(GROUPS, module.observe_groups)
+    when_imported("multiprocessing.process", metrics.observe_processes)
+    for module in (loaders, models, training, clipping, schedules, files, saves, metrics):
         when_imported("torch", module.observe_torch)
-    for module in (training, schedules):
+    for module in (training, schedules, metrics):
         when_imported("accelerate", module.observe_accelerate)
     when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", weights.observe_fsdp)
     when_imported("torch.distributed.tensor.parallel.api", weights.observe_tensor_parallel)

@@ -10,6 +10,15 @@ import sys
 from . import processes
 from .events import emit, guarded, is_own_file
 
+# Files of libraries that pass a call on
+_FORWARDING = (
+    "/torch/distributed/distributed_c10d.py",
+    "/torch/distributed/c10d_logger.py",
+    "/torch/distributed/utils.py",
+    "/torch/utils/_contextlib.py",
+    "/accelerate/utils/operations.py",
+)
+
 
 @guarded
 def record() -> None:
@@ -50,7 +59,11 @@ def entries(with_stacks: bool) -> list[dict]:
 def _fields_of(entry: dict) -> dict:
     places = [[each["filename"], each["line"], each["name"]] for each in entry["frames"]]
     own = [place for place in places if is_own_file(place[0])]
+    callers = [place[0] for place in places if not place[0].endswith(_FORWARDING)]
     return {
+        "id": entry["record_id"],
+        "time": entry["time_created_ns"] / 1e9,
+        "caller": callers[0] if callers else "",
         "group": entry["process_group"][0],
         "number": entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"],
         "name": entry["profiling_name"].partition(":")[2] or entry["profiling_name"],

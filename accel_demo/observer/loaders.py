@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from . import limits
+from .divisions import divided_by, division_of, samplers_of
 from .events import emit, guarded, is_in_generator, line_of_script, mute
 from .processes import wrap
 
@@ -113,8 +114,7 @@ def _begun(loader, iterator) -> None:
     own = _entry_of(loader, (str(state.line), _length(loader.dataset), loader.batch_size))
     state.loader, state.number = own.number, own.passes
     own.passes += 1
-    chain = _samplers_of(loader)
-    sampler = chain[-1]
+    sampler = samplers_of(loader)[-1]
     emit(
         "pass",
         in_generator=is_in_generator(),
@@ -127,26 +127,15 @@ def _begun(loader, iterator) -> None:
         sampler=type(sampler).__name__,
         shuffle=getattr(sampler, "shuffle", "Random" in type(sampler).__name__),
         batch_size=loader.batch_size,
-        parts=_parts_of([*chain, loader.dataset]),
+        divided_by=divided_by(loader),
+        **division_of(loader, sampler),
     )
 
 
-def _samplers_of(loader) -> list:
-    """Return the samplers of a loader, the outermost first. The last one chooses the samples."""
-    chain = [loader.batch_sampler if loader.batch_sampler is not None else loader.sampler]
-    while True:
-        inner = [getattr(chain[-1], name, None) for name in ("batch_sampler", "sampler")]
-        inner = [each for each in inner if each is not None]
-        if not inner or any(inner[0] is each for each in chain):
-            return chain
-        chain.append(inner[0])
-
-
-def _parts_of(chain: list) -> list[list]:
-    """Return the class and the number of parts of each object that divides the samples."""
-    names = ("num_replicas", "num_processes")  # of DistributedSampler, of Accelerate's shards
-    parts = [(each, getattr(each, name, None)) for each in chain for name in names]
-    return [[type(each).__name__, part] for each, part in parts if isinstance(part, int)]
+def number_of(loader) -> int | None:
+    """Return the number of a loader, or of the one that Accelerate has wrapped, or None."""
+    inner = getattr(loader, "base_dataloader", loader)
+    return next((own.number for own in _loaders if own.loader() is inner), None)
 
 
 def _entry_of(loader, key: tuple) -> _ObservedLoader:

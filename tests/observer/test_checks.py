@@ -77,6 +77,23 @@ def test_a_right_script_causes_no_finding(name, tmp_path):
     assert run_checks(evidence)[0] == []  # not even a note
 
 
+def test_repeated_samples_of_an_evaluation_are_a_note(tmp_path):
+    evidence = observe(text_of(SCRIPTS["evaluation"]).replace("96", "95"), tmp_path)
+    [note], _ = run_checks(evidence)
+    assert (note.verdict, note.check) == (NOTE, "metrics")
+    assert "repeats 1 sample in this evaluation" in note.sentence
+
+
+def test_metrics_are_not_checked_if_the_recorder_has_lost_collectives(tmp_path):
+    script = text_of(SCRIPTS["evaluation"]).replace(
+        "dist.all_reduce(total)", "dist.all_reduce(total)\n    [dist.barrier() for _ in range(9)]"
+    )
+    script = 'import os\nos.environ["TORCH_FR_BUFFER_SIZE"] = "4"\n' + script
+    findings, skipped = run_checks(observe(script, tmp_path))
+    assert findings == []
+    assert skipped["metrics"] == "there were more collectives than the Flight Recorder stores"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the scripts would find a GPU")
 @pytest.mark.parametrize(
     "line", ['torch.ones(1, device="cuda")', 'torch.distributed.init_process_group("nccl")']

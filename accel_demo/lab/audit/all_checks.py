@@ -14,6 +14,7 @@ from accel_demo.lab.audit.checks import (
     files,
     held,
     initial,
+    metrics,
     norms,
     order,
     parts,
@@ -54,6 +55,7 @@ TITLES = {  # what a check looks at, as printed
     "norms": "batch statistics and buffers",
     "saves": "names in saved weights",
     "undivided": "losses divided for accumulation",
+    "metrics": "metrics of all ranks",
 }
 CHECKS = {
     "connected": connected.check,
@@ -76,4 +78,5 @@ CHECKS = {
     "norms": norms.check,
     "saves": saves.check,
     "undivided": undivided.check,
+    "metrics": metrics.check,
 }

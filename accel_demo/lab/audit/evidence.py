@@ -126,22 +126,35 @@ class Rank:
 
         A pass is used for training if a backward pass follows one of its batches, or its end,
         before another loader is read, and if an optimizer step uses the gradients. (Accelerate
-        reads one batch ahead: the end of the pass comes before the last backward pass.)
+        reads one batch ahead: the end of the pass comes before the last backward pass.) If a model
+        was set to `eval` before the end, the backward pass belongs to the loader read before: the
+        script has read a batch, evaluates the model, and then trains it.
         """
-        batches: dict[tuple[int, int], list[dict]] = {}
-        trained: set[tuple[int, int]] = set()
-        waiting: set[tuple[int, int]] = set()  # passes whose gradients no step has used yet
-        latest = None
+        batches: dict[tuple, list[dict]] = {}
+        trained: set[tuple] = set()
+        waiting: set[tuple] = set()  # passes whose gradients no step has used yet
+        before: dict[tuple, tuple | None] = {}  # passes that have not ended -> what was read before
+        latest, is_set = None, False
         for event in self.events:
-            if event["kind"] in ("batch", "pass end"):
-                latest = event["loader"], event["number"]
-            if event["kind"] == "batch":
-                batches.setdefault((event["loader"], event["number"]), []).append(event)
-            elif event["kind"] == "backward" and latest in batches:
-                waiting.add(latest)
-            elif event["kind"] == "step":
+            kind, key = event["kind"], (event.get("loader"), event.get("number"))
+            if kind == "pass":
+                before[key] = latest
+            elif kind == "batch":
+                latest = key
+                batches.setdefault(key, []).append(event)
+            elif kind == "pass end":
+                earlier, latest = before.pop(key, None), key
+                if is_set:
+                    latest = earlier if earlier in before else None
+            elif kind == "eval":
+                is_set = True
+            elif kind == "backward":
+                is_set = False
+                if latest in batches:
+                    waiting.add(latest)
+            elif kind == "step":
                 trained |= waiting
-            if event["kind"] in ("step", "thrown"):
+            if kind in ("step", "thrown"):
                 waiting.clear()
         passes: dict[int, list[list[dict]]] = {}
         for loader, number in sorted(trained):
@@ -207,7 +220,8 @@ class Evidence:
     @property
     def has_messages(self) -> bool:
         """True if a rank has sent or received a message to or from a single other rank."""
-        return any(each["is_p2p"] for rank in self.ranks for each in rank.collectives)
+        recorded = (each["is_p2p"] for rank in self.ranks for each in rank.collectives)
+        return any(self.counts("message")) or any(recorded)
 
     def require_all_events(self) -> None:
         """Raise `NotChecked` if not all events of the ranks could be written and read."""

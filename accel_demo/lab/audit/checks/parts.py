@@ -13,20 +13,20 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     evidence.require_connected()
     first = evidence.ranks[0]
     world = first.connected_world
-    begins = [each for each in first.of("pass") if each["parts"]]
+    begins = [each for each in first.of("pass") if each["divided_by"]]
     if not begins:
         raise NotChecked("no sampler divides the samples between the ranks")
     for begin in {str(each["line"]): each for each in begins}.values():
-        parts = math.prod(part for _, part in begin["parts"])
+        parts = math.prod(part for _, part in begin["divided_by"])
         if parts <= world:
             continue
-        if len([part for _, part in begin["parts"] if part > 1]) > 1:
-            names = " and ".join(name for name, _ in begin["parts"])
-            why = f"{names} both divide it"
+        names = [name for name, part in begin["divided_by"] if part > 1]
+        if len(names) > 1:
+            why = f"{' and '.join(names)} both divide it"
             cure = "Give accelerator.prepare a loader without a DistributedSampler, or don't "
             cure += "pass this loader to it."
         else:
-            why = f"{begin['parts'][0][0]} was created for {parts} processes"
+            why = f"{names[0]} was created for {parts} processes"
             cure = "Let DistributedSampler take num_replicas and rank from the process group."
         finding = Finding(
             ERROR,
