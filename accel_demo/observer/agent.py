@@ -32,6 +32,7 @@ def _observe_all() -> None:
         ends,
         files,
         loaders,
+        randomness,
         schedules,
         training,
     )
@@ -39,7 +40,7 @@ def _observe_all() -> None:
     ends.watch()
     files.watch()
     when_imported(GROUPS, answers.observe_groups)
-    for module in (loaders, training, schedules, files):
+    for module in (loaders, training, schedules, files, randomness):
         when_imported("torch", module.observe_torch)
     for module in (training, schedules):
         when_imported("accelerate", module.observe_accelerate)

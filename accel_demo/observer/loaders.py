@@ -128,6 +128,7 @@ def _begun(loader, iterator) -> None:
         sampler=type(sampler).__name__,
         shuffle=getattr(sampler, "shuffle", "Random" in type(sampler).__name__),
         batch_size=loader.batch_size,
+        seed_of_workers=getattr(iterator, "_base_seed", None) if loader.num_workers else None,
     )
 
 

@@ -13,6 +13,7 @@ from accel_demo.lab.audit.checks import (
     held,
     initial,
     order,
+    randomness,
     replicas,
     samples,
     schedule,
@@ -20,13 +21,18 @@ from accel_demo.lab.audit.checks import (
 )
 
 # A finding of the first check explains findings of the second ones, which are not reported then.
-EXPLAINS = {"deaths": {"collectives"}, "batches": {"collectives"}}
+EXPLAINS = {
+    "deaths": {"collectives"},
+    "batches": {"collectives"},
+    "samples": {"randomness"},
+}
 TITLES = {  # what a check looks at, as printed
     "connected": "connected processes",
     "deaths": "errors and crashes",
     "collectives": "equal collectives",
     "samples": "different samples",
     "order": "a new order in each epoch",
+    "randomness": "different random numbers",
     "batches": "equal numbers of batches",
     "initial": "equal starting weights",
     "replicas": "equal weights after each step",
@@ -41,6 +47,7 @@ CHECKS = {
     "collectives": collectives.check,
     "samples": samples.check,
     "order": order.check,
+    "randomness": randomness.check,
     "batches": batches.check,
     "initial": initial.check,
     "replicas": replicas.check,

@@ -20,7 +20,10 @@ def print_result(result: AuditResult) -> None:
     print()
     for finding in result.findings:
         if finding.verdict == NOTE:
-            print(f"note: {finding.sentence} (page: tutorials/{finding.page}.md)")
+            places = ", ".join(f"{short_path(each.file)}:{each.line}" for each in finding.places)
+            print(f"note: {finding.sentence}" + (f" ({places})" if places else ""))
+            print(f"  cure: {finding.cure}")
+            print(f"  page: tutorials/{finding.page}.md")
     seen = [
         counted(max(rank.optimizer_steps for rank in result.ranks), "optimizer step"),
         f"{max(rank.batches for rank in result.ranks)} batches",
