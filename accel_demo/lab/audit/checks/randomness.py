@@ -9,8 +9,8 @@ PAGE = "34_kill_and_resume"
 LEAST = 2  # equal draws of all ranks, and at least half of all draws
 SENTENCES = {
     "forward": "Between reading a batch and its backward pass, all ranks draw the same random "
-    "numbers from {generators}, although their samples differ. So for example dropout masks and "
-    "noise are equal.",
+    "numbers from {generators}, although their samples differ. Dropout masks and noise, for "
+    "example, should differ, too.",
     "data set": "In the data set, all ranks draw the same random numbers from {generators} for "
     "different samples, so their augmentation is equal.",
     "worker": "The loader workers of all ranks have equal seeds and draw the same random numbers "
@@ -21,8 +21,8 @@ CURE = (
     "a generator of their own, because all ranks must shuffle alike."
 )
 CURE_OF_ACCELERATE = (
-    "To let them differ, call set_seed(seed, device_specific=True). With "
-    "use_seedable_sampler=True, also set data_seed, because all ranks must shuffle alike."
+    'To let them differ, call set_seed(seed, device_specific=True), without "torch" in rng_types. '
+    "With use_seedable_sampler=True, also set data_seed, because all ranks must shuffle alike."
 )
 CURE_OF_WORKERS = (
     " If the DataLoader has a generator, seed that one with seed + rank instead, and replace "
