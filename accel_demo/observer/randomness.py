@@ -43,7 +43,7 @@ def observe_torch(torch) -> None:
         return batch
 
     iterator.__next__, fetcher.fetch = observed_batch, observed_fetch
-    wrap("backward", lambda *_, **__: _backward_begins(), torch.autograd)
+    wrap("backward", lambda *_: _backward_begins(), torch.autograd)
     if torch.distributed.is_available():
         replica = torch.nn.parallel.DistributedDataParallel
         wrap("_pre_forward", lambda *_: _forward_begins(), replica)
