@@ -35,6 +35,7 @@ def _observe_all() -> None:
         loaders,
         metrics,
         models,
+        randomness,
         saves,
         schedules,
         training,
@@ -46,7 +47,17 @@ def _observe_all() -> None:
     for module in (answers, metrics):
         when_imported(GROUPS, module.observe_groups)
     when_imported("multiprocessing.process", metrics.observe_processes)
-    for module in (loaders, models, training, clipping, schedules, files, saves, metrics):
+    for module in (
+        loaders,
+        models,
+        training,
+        clipping,
+        schedules,
+        files,
+        saves,
+        metrics,
+        randomness,
+    ):
         when_imported("torch", module.observe_torch)
     for module in (training, schedules, metrics):
         when_imported("accelerate", module.observe_accelerate)

@@ -54,9 +54,9 @@ def is_muted() -> bool:
     return not _Log.folder or (_Log.muted and _Log.process == os.getpid())
 
 
-def path_of(name: str) -> str:
-    """Return the path of a file of this process, `name` is its ending."""
-    return os.path.join(_Log.folder, f"{os.getpid()}.{name}")
+def path_of(name: str, pid: int | None = None) -> str:
+    """Return the path of a file of this process, or of another one. `name` is its ending."""
+    return os.path.join(_Log.folder, f"{pid or os.getpid()}.{name}")
 
 
 def emit(kind: str, /, **fields) -> None:
@@ -107,13 +107,16 @@ def read_events(folder: str) -> list[list[dict]]:
     processes = {}
     for name in names:
         if name.endswith(".jsonl"):
-            with open(os.path.join(folder, name), errors="replace") as file:
-                lines = file.read().split("\n")[:-1]
-            processes[name.removesuffix(".jsonl")] = [_event_of(line) for line in lines]
+            processes[name.removesuffix(".jsonl")] = read_file(os.path.join(folder, name))
     for name in names:
         if name.endswith(".lost"):
             processes.setdefault(name.removesuffix(".lost"), []).append(dict(LOST))
     return [_ordered(int(pid), events) for pid, events in processes.items() if events]
+
+
+def read_file(path: str) -> list[dict]:
+    with open(path, errors="replace") as file:
+        return [_event_of(line) for line in file.read().split("\n")[:-1]]
 
 
 def _event_of(line: str) -> dict:
@@ -134,12 +137,12 @@ def _ordered(pid: int, events: list[dict]) -> list[dict]:
     return events
 
 
-def guarded(function):
+def guarded(function, also_if_muted: bool = False):
     """Make a hook that never raises: its first failure is an event, later ones are silent."""
 
     @functools.wraps(function)
     def hook(*args, **kwargs):
-        if is_muted():
+        if is_muted() and not also_if_muted:
             return None
         try:
             return function(*args, **kwargs)

@@ -129,6 +129,7 @@ def _begun(loader, iterator) -> None:
         batch_size=loader.batch_size,
         divided_by=divided_by(loader),
         **division_of(loader, sampler),
+        seed_of_workers=getattr(iterator, "_base_seed", None) if loader.num_workers else None,
     )
 
 

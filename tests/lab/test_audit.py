@@ -210,12 +210,13 @@ def test_launched_scripts_get_the_findings_of_forked_ones(name, tmp_path):
     if "Accelerator" in text_of(entry):
         command = ["--", "accelerate", "launch", *ACCELERATE.split(), "train.py"]
     result = audit(tmp_path, "--json", "out.json", *command)
-    assert result.returncode == (name in FAULTS), result.stdout + result.stderr
+    is_note = name in FAULTS and entry.get("verdict") == "note"
+    assert result.returncode == (name in FAULTS and not is_note), result.stdout + result.stderr
     report = json.loads((tmp_path / "out.json").read_text())
     assert len(report["ranks"]) == 2
-    found = [each for each in report["findings"] if each["verdict"] != "note"]
+    found = [each for each in report["findings"] if is_note or each["verdict"] != "note"]
     if name in FAULTS:
-        assert [finding["check"] for finding in found] == [entry["check"]]
+        assert {finding["check"] for finding in found} == {entry["check"]}
         assert entry["line"] in [place["text"] for place in found[0]["places"]]
 
 

@@ -18,6 +18,7 @@ from accel_demo.lab.audit.checks import (
     norms,
     order,
     parts,
+    randomness,
     replicas,
     samples,
     saves,
@@ -33,6 +34,7 @@ EXPLAINS = {
     "deaths": {"collectives"},
     "batches": {"collectives"},
     "settings": {"replicas"},
+    "samples": {"randomness"},
 }
 TITLES = {  # what a check looks at, as printed
     "connected": "connected processes",
@@ -40,6 +42,7 @@ TITLES = {  # what a check looks at, as printed
     "collectives": "equal collectives",
     "samples": "different samples",
     "order": "a new order in each epoch",
+    "randomness": "different random numbers",
     "batches": "equal numbers of batches",
     "initial": "equal starting weights",
     "replicas": "equal weights after each step",
@@ -63,6 +66,7 @@ CHECKS = {
     "collectives": collectives.check,
     "samples": samples.check,
     "order": order.check,
+    "randomness": randomness.check,
     "batches": batches.check,
     "initial": initial.check,
     "replicas": replicas.check,

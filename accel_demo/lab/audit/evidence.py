@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from accel_demo.lab.audit.result import NotChecked, ranks_in_words
-from accel_demo.observer.events import belongs_to_script, read_events
+from accel_demo.observer.events import LOST, belongs_to_script, read_events, read_file
 
 # Events that only a training process causes. A launcher also imports torch.
 OF_TRAINING = {"connecting", "connected", "spawned", "accelerator", "batch", "backward", "step"}
@@ -42,6 +42,7 @@ class Rank:
     stack: list = field(default_factory=list)
     waiting_line: list | None = None  # the innermost line of the script in `stack`
     crash: str = ""  # what faulthandler has written when the process crashed
+    draws_of_workers: list[dict] = field(default_factory=list)  # see observer/randomness.py
 
     def of(self, *kinds: str) -> list[dict]:
         return [event for event in self.events if event["kind"] in kinds]
@@ -160,6 +161,16 @@ class Rank:
         for loader, number in sorted(trained):
             passes.setdefault(loader, []).append(batches[loader, number])
         return passes
+
+    @cached_property
+    def begun_for_training(self) -> list[dict]:
+        """The events with which the passes in `training_passes` began."""
+        trained = {
+            (batches[0]["loader"], batches[0]["number"])
+            for passes in self.training_passes.values()
+            for batches in passes
+        }
+        return [each for each in self.of("pass") if (each["loader"], each["number"]) in trained]
 
     def pass_of(self, loader: int, number: int = 0) -> dict:
         """Return the event with which a pass of a loader began."""
@@ -335,6 +346,9 @@ def _read_files(rank: Rank, folder: Path) -> None:
             rank.collectives = event["collectives"]
     crash = folder / f"{rank.pid}.crash"
     rank.crash = crash.read_text(errors="replace") if crash.exists() else ""
+    workers = folder / f"{rank.pid}.workers"
+    if workers.exists():
+        rank.draws_of_workers = [each for each in read_file(str(workers)) if each != LOST]
     answer = folder / f"{rank.pid}.answer"
     if rank.end is None and answer.exists():
         content = json.loads(answer.read_text())

@@ -16,7 +16,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     if len(ranks) < 2:
         raise NotChecked("no step has used gradients from the batches of a data loader")
     unknown = False
-    passes = [_training_passes(rank) for rank in ranks]
+    passes = [rank.begun_for_training for rank in ranks]
     if any(begin["in_generator"] for begins in passes for begin in begins):
         raise NotChecked("a generator repeats the loader, so training may count steps")
     ended = all(rank.end and not rank.error and not rank.of("enough") for rank in ranks)
@@ -44,16 +44,6 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             return
     if unknown:
         raise NotChecked("a loader has no length, and was shortened (see --batches)")
-
-
-def _training_passes(rank: Rank) -> list[dict]:
-    """Return the events with which the passes of loaders for training began."""
-    trained = {
-        (batches[0]["loader"], batches[0]["number"])
-        for passes in rank.training_passes.values()
-        for batches in passes
-    }
-    return [each for each in rank.of("pass") if (each["loader"], each["number"]) in trained]
 
 
 def _ends(ranks: list[Rank]) -> list[dict]:
