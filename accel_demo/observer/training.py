@@ -101,7 +101,8 @@ def _observe_construction(owner, after) -> None:
 
 @guarded
 def _wrapped(replica) -> None:
-    emit("wrapped", total=_total(_sums(list(replica.parameters()))), line=line_of_script(4))
+    total = _total(_sums(list(replica.parameters())))
+    emit("wrapped", total=total, ranks=replica.process_group.size(), line=line_of_script(4))
 
 
 @guarded
