@@ -77,6 +77,6 @@ def _scheduled(scheduler, before: int) -> None:
             "schedule",
             scheduler=_schedulers.of(inner),
             name=type(inner).__name__,
-            optimizer=window_of(getattr(optimizer, "optimizer", optimizer)).number,
+            optimizer=window_of(optimizer).number,
             line=line_of_script(4),
         )

@@ -148,6 +148,7 @@ def _sum_of_gradients() -> int:
 
 
 def window_of(optimizer) -> _Window:
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # in the wrappers of Accelerate, Fabric
     if optimizer not in _optimizers:
         _optimizers[optimizer] = _Window(next(_optimizer_numbers))
     return _optimizers[optimizer]
@@ -267,8 +268,7 @@ def _zeroed(owner, *args) -> None:
 def _scaled(scaler, optimizer=None, *args) -> None:
     """A scaler skips the step if a gradient is infinite. The gradients are then not lost."""
     if optimizer is not None and scaler.is_enabled():
-        inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
-        window_of(inner).is_scaled = True
+        window_of(optimizer).is_scaled = True
 
 
 def _models() -> list[dict]:
