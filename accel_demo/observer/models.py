@@ -40,6 +40,7 @@ def _wrapped(replica) -> None:
         "wrapped",
         replica=replicas.of(replica),
         total=total(sums(parameters)),
+        ranks=replica.process_group.size(),
         bytes=sum(each.numel() * each.element_size() for each in parameters if each.requires_grad),
         line=line_of_script(4),
     )

@@ -34,7 +34,7 @@ class Window:
 
 
 def window_of(optimizer) -> Window:
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # in Accelerate's wrapper
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # in the wrappers of Accelerate, Fabric
     if optimizer not in _windows:
         _windows[optimizer] = Window(next(_numbers))
     return _windows[optimizer]

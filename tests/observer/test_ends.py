@@ -226,6 +226,15 @@ def test_a_failed_command_is_explained_by_what_was_seen(ranks, code, log, start,
     assert "only because" in cure or "only because" not in finding.cure
 
 
+def test_an_error_after_a_shortened_pass_may_be_caused_by_the_audit():
+    ranks = [ended_rank(0, "KeyError", "7"), ended_rank(1, "KeyError", "7")]
+    for rank, whole in ((ranks[0], 8), (ranks[1], 40)):
+        rank.events.insert(-1, {"kind": "pass end", "time": 6.0, "batches": 8, "whole": whole})
+    [whole] = deaths.check(Evidence(ranks[:1], 1))
+    [shortened] = deaths.check(Evidence(ranks, 1))
+    assert "--batches 0" in shortened.cure and "--batches" not in whole.cure
+
+
 @pytest.mark.parametrize("code", [0, None])
 def test_an_exit_that_the_script_catches_or_that_the_audit_causes_is_no_finding(code):
     """The exit code is None if the audit has stopped the command."""

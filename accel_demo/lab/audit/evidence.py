@@ -248,8 +248,11 @@ class Evidence:
             raise NotChecked("the ranks were not connected")
 
     def require_data_parallel(self) -> None:
-        """Raise `NotChecked` unless the ranks were connected, and train the same parameters."""
+        """Raise `NotChecked` unless the ranks were connected, and all train the same parameters."""
         self.require_connected()
+        wrapped = [(rank, event) for rank in self.ranks for event in rank.of("wrapped")]
+        if any(event["ranks"] < rank.connected_world for rank, event in wrapped):
+            raise NotChecked("a model is trained by a part of the ranks")
         if any(self.counts("tensor parallel")):
             raise NotChecked("tensors are divided between the ranks: this is not data-parallel")
         starts = [rank.first("weights") for rank in self.ranks]

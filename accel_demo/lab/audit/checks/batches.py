@@ -9,7 +9,7 @@ PAGE = "30_who_saw_which_sample"
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
-    evidence.require_connected()
+    evidence.require_data_parallel()
     if evidence.joins:
         raise NotChecked("the ranks train inside Join, which allows different numbers")
     ranks = [rank for rank in evidence.ranks if rank.training_passes]

@@ -70,6 +70,8 @@ def _of_error(evidence: Evidence, failed: list[Rank]) -> Finding:
             if all(rank.lost_connection or rank.end is None for rank in others)
             else " It happened first. Look whether the errors of the other ranks follow from it."
         )
+    if any(each["batches"] != each["whole"] for rank in alike for each in rank.of("pass end")):
+        cure += " If the script needs all batches of its loaders, use --batches 0."
     finding = Finding(ERROR, "deaths", f"{who} {what}", cure, PAGE)
     for place in places:
         finding.add_place(place, *(rank.number for rank in alike))

@@ -12,7 +12,7 @@ LEAST = 8  # samples
 def check(evidence: Evidence) -> Iterator[Finding]:
     several = False
     for loader in {loader for rank in evidence.ranks for loader in rank.training_passes}:
-        ranks = [rank for rank in evidence.ranks if len(rank.training_passes.get(loader, [])) > 1]
+        ranks = [rank for rank in evidence.ranks if len(_epochs(rank, loader)) > 1]
         several |= bool(ranks)
         wrong = [rank for rank in ranks if _repeats(rank, loader)]
         if wrong and len(wrong) == len(ranks):
@@ -31,8 +31,17 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         raise NotChecked("no loader was read twice for training")
 
 
+def _epochs(rank: Rank, loader: int) -> list[list[dict]]:
+    """Return the passes of the longest training run. A new optimizer begins another one."""
+    runs: dict[int, list[list[dict]]] = {}
+    for batches in rank.training_passes.get(loader, []):
+        optimizers = [each for each in rank.of("optimizer") if each["time"] < batches[0]["time"]]
+        runs.setdefault(len(optimizers), []).append(batches)
+    return max(runs.values(), key=len, default=[])
+
+
 def _repeats(rank: Rank, loader: int) -> bool:
-    passes = rank.training_passes[loader]
+    passes = _epochs(rank, loader)
     if not all(rank.pass_of(loader, batches[0]["number"])["shuffle"] for batches in passes):
         return False
     orders = [
