@@ -13,7 +13,7 @@ import yaml
 from accel_demo.errors import UserError
 from accel_demo.lab.audit.command import check_usable, run_checks
 from accel_demo.lab.audit.evidence import Evidence, read_launches
-from accel_demo.lab.audit.result import NOTE
+from accel_demo.lab.audit.result import NOTE, Finding
 from tests.conftest import rank_environments, start_process, wait_for_all
 from tests.exercises.wrong_answers import patched
 
@@ -102,3 +102,7 @@ def test_a_script_that_insists_on_a_gpu_is_named_with_its_line(line, tmp_path):
     evidence = observe(f"import torch\n\n{line}\n", tmp_path, least=1)
     with pytest.raises(UserError, match=re.escape(f"script.py:3: {line}.")):
         check_usable(evidence, "output.txt")
+
+
+def findings_above_notes(evidence: Evidence) -> list[Finding]:
+    return [finding for finding in run_checks(evidence)[0] if finding.verdict != NOTE]
