@@ -16,8 +16,8 @@ import torch
 
 from accel_demo.lab import audit as package
 from accel_demo.lab.audit import checks
-from accel_demo.lab.audit.evidence import Rank
 from accel_demo.lab.audit.launches import command_for
+from accel_demo.lab.audit.ranks import Rank
 from tests.conftest import (
     REPOSITORY,
     left_behind,

@@ -12,7 +12,8 @@ import yaml
 
 from accel_demo.errors import UserError
 from accel_demo.lab.audit.command import check_usable, run_checks
-from accel_demo.lab.audit.evidence import Evidence, read_launches
+from accel_demo.lab.audit.evidence import Evidence
+from accel_demo.lab.audit.ranks import read_launches
 from accel_demo.lab.audit.result import NOTE, Finding
 from tests.conftest import rank_environments, start_process, wait_for_all
 from tests.exercises.wrong_answers import patched

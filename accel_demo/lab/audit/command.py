@@ -23,9 +23,10 @@ from accel_demo.errors import UserError, say
 from accel_demo.lab.audit import launches
 from accel_demo.lab.audit.all_checks import CHECKS, EXPLAINS
 from accel_demo.lab.audit.checks import deaths
-from accel_demo.lab.audit.evidence import Evidence, read_launches, trains
+from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.keeper import clean_up
 from accel_demo.lab.audit.observed_command import ObservedCommand
+from accel_demo.lab.audit.ranks import read_launches, trains
 from accel_demo.lab.audit.result import (
     ERROR,
     VERDICTS,

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 
 from accel_demo.errors import say
-from accel_demo.lab.audit.evidence import Rank, read_launches
 from accel_demo.lab.audit.keeper import files_of
+from accel_demo.lab.audit.ranks import Rank, read_launches
 from accel_demo.lab.audit.result import short_path, text_of
 from accel_demo.observer.copies import Restored, remove_copies, restore
 from accel_demo.processes.cleanup import (

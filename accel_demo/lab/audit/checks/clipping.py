@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from accel_demo.lab.audit.evidence import Evidence, Rank
+from accel_demo.lab.audit.evidence import Evidence
+from accel_demo.lab.audit.ranks import Rank
 from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked
 
 PAGE = "23_accumulation"

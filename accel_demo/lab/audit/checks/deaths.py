@@ -4,7 +4,8 @@ import re
 import signal
 from collections.abc import Iterator
 
-from accel_demo.lab.audit.evidence import Evidence, Rank
+from accel_demo.lab.audit.evidence import Evidence
+from accel_demo.lab.audit.ranks import Rank
 from accel_demo.lab.audit.result import ERROR, Finding, ranks_in_words
 
 PAGE = "91_then_and_now"  # "Looking for the cause at the end of the output"

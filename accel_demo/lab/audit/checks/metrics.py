@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from accel_demo.lab.audit.evidence import Evidence, Rank
+from accel_demo.lab.audit.evidence import Evidence
+from accel_demo.lab.audit.ranks import Rank
 from accel_demo.lab.audit.result import NOTE, WARNING, Finding, NotChecked, text_of
 from accel_demo.wording import counted
 
