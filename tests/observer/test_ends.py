@@ -136,6 +136,12 @@ def test_a_rank_that_starts_the_others_is_one_of_them(tmp_path):
     assert launches_of(tmp_path, main, *others) == [[1, 2]]
 
 
+def test_launches_of_different_sizes_are_not_one(tmp_path):
+    """The second launch's rank 1 begins before its rank 0."""
+    ranks = [events_of(3 - n, 9, 5.0 + n, world=2, number=1 - n) for n in range(2)]
+    assert launches_of(tmp_path, events_of(1, 9, 1.0), *ranks) == [[2, 3], [1]]
+
+
 def test_the_launch_in_several_processes_is_audited_even_if_one_process_trains_before(tmp_path):
     ranks = [events_of(2 + n, 1, 5.0, world=2, number=n) for n in range(2)]
     assert launches_of(tmp_path, events_of(1, 0, 1.0), *ranks) == [[2, 3], [1]]

@@ -131,8 +131,8 @@ def check_usable(evidence: Evidence, log: str, gpu: bool = False) -> None:
         return
     exits = [rank.error for rank in evidence.ranks if rank.error]
     if all(error["type"] == "SystemExit" for error in exits):  # for example, an option is missing
-        lines = evidence.log.strip().splitlines() or [""]
-        raise UserError(f"the command did not train; its output is in {log}: {lines[-1]}")
+        last = "".join(deaths.last_lines(evidence.log)[-1:])
+        raise UserError(f"the command did not train; its output is in {log}: {last}")
 
 
 def run_checks(evidence: Evidence) -> tuple[list[Finding], dict[str, str]]:

@@ -247,9 +247,10 @@ def _belongs_to(rank: Rank, launch: list[Rank]) -> bool:
 
 
 def _follows(rank: Rank, earlier: Rank) -> bool:
-    """Return True if a rank has replaced one that had ended."""
+    """Return True if a rank has replaced one that had ended, or is one of a different number."""
     has_ended = earlier.events[-1]["time"] <= rank.events[0]["time"]
-    return rank.number == earlier.number and has_ended
+    has_equal_world = rank.requested_world == earlier.requested_world
+    return has_ended and (rank.number == earlier.number or not has_equal_world)
 
 
 def _read_files(rank: Rank, folder: Path) -> None:

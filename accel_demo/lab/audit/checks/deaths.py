@@ -39,13 +39,13 @@ def unexplained(evidence: Evidence, findings: list[Finding]) -> Iterator[Finding
         ERROR,
         "deaths",
         f"The command failed with exit code {evidence.exit_code}. The last lines of its output:"
-        + "".join(f"\n      {line}" for line in _last_lines(evidence.log)),
+        + "".join(f"\n      {line}" for line in last_lines(evidence.log)),
         "Repair what these lines report.",
         PAGE,
     )
 
 
-def _last_lines(log: str) -> list[str]:
+def last_lines(log: str) -> list[str]:
     """Return the last lines before those in which torchrun reports the failure."""
     before = FROM_TORCHRUN.split(log, maxsplit=1)[0]
     lines = (before.strip() or log).splitlines()
@@ -61,7 +61,7 @@ def _of_error(evidence: Evidence, failed: list[Rank]) -> Finding:
     if kind == "SystemExit":
         what = f"called sys.exit({message if message.isdigit() else repr(message)})"
         if message.isdigit():
-            cure = f"Repair what the output reports: {''.join(_last_lines(evidence.log)[-1:])}"
+            cure = f"Repair what the output reports: {''.join(last_lines(evidence.log)[-1:])}"
     who = ranks_in_words([rank.number for rank in alike], evidence.world).capitalize()
     if evidence.world == 1:
         who = "The script"

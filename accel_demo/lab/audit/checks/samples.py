@@ -1,5 +1,6 @@
 """Do all ranks read the same samples?"""
 
+import math
 from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence
@@ -26,7 +27,9 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         whole = [
             rank
             for rank in others
-            if _read_all(ranks[0], loader) and _equal(ranks[0], rank, loader)
+            if _read_all(evidence, ranks[0], loader)
+            and _read_all(evidence, rank, loader)
+            and _have_equal_data(ranks[0], rank, loader)
         ]
         if not same and not whole:
             continue
@@ -53,18 +56,19 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         yield finding
 
 
-def _read_all(rank: Rank, loader: int) -> bool:
-    """Return True if a pass of this rank reads all samples of its dataset."""
+def _read_all(evidence: Evidence, rank: Rank, loader: int) -> bool:
+    """Return True if a pass of this rank reads all samples of its dataset, not only its share."""
     about = rank.pass_of(loader)
-    if None in (about["samples"], about["length"], about["batch_size"]):
+    samples, batches, size = about["samples"], about["length"], about["batch_size"]
+    if None in (samples, batches, size):
         return False
-    return about["length"] * about["batch_size"] > about["samples"] - about["batch_size"]
+    batches_of_share = math.ceil(samples / (size * evidence.world))
+    return batches * size > samples - size and batches > batches_of_share
 
 
-def _equal(first: Rank, second: Rank, loader: int) -> bool:
-    """Return True if two ranks have equal datasets, and read all samples of them."""
+def _have_equal_data(first: Rank, second: Rank, loader: int) -> bool:
     identities = [rank.pass_of(loader)["identity"] for rank in (first, second)]
-    return identities[0] == identities[1] is not None and _read_all(second, loader)
+    return identities[0] == identities[1] is not None
 
 
 def _share(first: Rank, second: Rank, loader: int) -> float:
