@@ -5,7 +5,9 @@ then: neither the contents of the files that the command's processes read (`reco
 names; a file that was missing must still be missing), nor the `_facts` about the repository and the
 machine. In case of doubt, the command runs again: nothing is stored if the command fails, if a file
 changes after the command has read it, or if the command is, or starts, a program other than Python,
-because such a program does not record its files.
+because such a program does not record its files. Only an audit is stored without a log, because its
+observer would take the recorder for a part of the script: its output depends on the package and on
+the scripts that its command names.
 
 The recorder misses two kinds of files: files that compiled code opens (no command of the pages
 opens a file of the repository this way), and files outside the repository that a program only
@@ -44,6 +46,7 @@ FORCE = "ACCEL_DEMO_FORCE"  # if this variable is not empty, every command runs
 RECORDER = Path(__file__).resolve().parent / "recorder"
 TIME_LIMIT = 300  # seconds per command
 PYTHON_PROGRAMS = ("python", "accelerate", "torchrun", "accel-demo")
+AUDIT = "accel-demo audit "
 READ_BY_LIBRARIES = tuple(
     "ACCEL_DEMO_START_METHOD ACCELERATE COLUMNS FSDP GLOO HOME NCCL TORCH".split()
     + fork_server.READ_AT_START
@@ -88,7 +91,9 @@ def _run(command: str, folder: str) -> SimpleNamespace:
     The log and the temporary files of the command are written to `folder`.
     """
     log = Path(folder, "record")
-    variables = {"PYTHONPATH": _python_path(), "ACCEL_DEMO_RECORD": str(log), "TMPDIR": folder}
+    variables = {"TMPDIR": folder}
+    if not command.startswith(AUDIT):
+        variables |= {"PYTHONPATH": _python_path(), "ACCEL_DEMO_RECORD": str(log)}
     ended = run_to_end(command, TIME_LIMIT, **variables)
     ended.record = os.fsdecode(log.read_bytes()) if log.exists() else ""
     return ended
@@ -179,6 +184,10 @@ def _digests(command: str, record: str, started: float) -> dict[str, str] | None
     It is reliable if every program recorded its files, and no file has changed since `started`.
     """
     lines = set(filter(None, record.split("\0")))
+    if command.startswith(AUDIT):
+        lines = {str(REPOSITORY / word) for word in shlex.split(command) if word.endswith(".py")}
+        package = [path for path in REPOSITORY.glob("accel_demo/**/*") if path.is_file()]
+        lines |= {str(path) for path in package if path.suffix not in (".md", ".pyc")}
     if shlex.split(command)[0] not in PYTHON_PROGRAMS or not lines:
         return None
     digests = {}

@@ -18,7 +18,7 @@ from accel_demo.models import make_model
 from accel_demo.processes.devices import replica_devices
 from accel_demo.processes.launch import free_port
 from accel_demo.run.folder import load_config, load_model
-from accel_demo.run.resume import folder_of, make_folder
+from accel_demo.run.resume import make_folder
 from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS, launcher, train_in
 from tests.runs import VERSIONS, lines_of, read, same_weights, train_here, weights
 
@@ -311,14 +311,6 @@ def test_the_old_launcher_is_answered_with_the_new_one(start):
     assert re.findall(r"exitcode\s*: (\d+)", result.stderr)[0] == "2"
     advice = "error: there is no --local-rank. Start the program with `torchrun`, which sets "
     assert result.stderr.count(advice) == 1
-
-
-def test_the_readme_names_the_folder_of_its_second_run():
-    """The folder's name ends in a digest of all options, which changes when an option is added."""
-    launch = {"script": "train", "processes": 2, "mixed_precision": "no"}
-    recorded = REPOSITORY / "tutorials" / "transcripts" / "two_processes.txt"
-    folder = folder_of(TrainConfig(batch_size=64), launch)
-    assert recorded.read_text().endswith(f"; saved in {folder}\n")
 
 
 @pytest.mark.slow

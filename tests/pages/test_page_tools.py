@@ -305,6 +305,22 @@ def test_a_command_whose_processes_cannot_record_files_runs_every_time(small):
             assert f"$ {command}\n{text}\n" in page.read_text()
 
 
+def test_the_output_of_an_audit_depends_on_its_script_and_on_the_whole_package(monkeypatch):
+    """Its processes cannot record their files: the audit would observe the recorder."""
+    monkeypatch.syspath_prepend(REPOSITORY / "tutorials")
+    import command_cache
+
+    digests = command_cache._digests("accel-demo audit tutorials/13_train.py", "", float("inf"))
+    assert digests is not None
+    script, *package = (
+        "tutorials/13_train.py",
+        "accel_demo/data.py",
+        "accel_demo/observer/agent.py",
+    )
+    assert {script, *package} <= set(digests)
+    assert all(path.startswith(("accel_demo/", script)) for path in digests)
+
+
 def test_a_result_is_not_stored_if_an_input_changes_while_the_command_runs(small):
     text = f"{PROGRAM}    Path('data.txt').write_text('from the data')\n"
     (small / "program.py").write_text(text)
