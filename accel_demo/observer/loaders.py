@@ -175,6 +175,8 @@ def _data_in(value) -> tuple:
     if isinstance(value, (list, tuple)):
         parts = [_data_in(each) for each in value[:100]]
         return (len(value), parts), len(value) > 1 or any(is_data for _, is_data in parts)
+    if isinstance(value, range):  # indices of a Subset
+        return repr(value), True
     if isinstance(value, (int, float, str, bytes, bool)):
         return value, False
     return type(value).__name__, False

@@ -43,13 +43,12 @@ MISTAKES = [  # (program, text, replacement, the checks that find it); the defau
     ("train_ddp.py", "sampler.set_epoch(epoch)", "pass", ["order"]),
     ("train.py", "model, optimizer, train", "optimizer, train", ["replicas"]),
     ("train.py", "if accelerator.sync_gradients and not", "if not", ["schedule"]),
+    ("train.py", "accelerator.gather_for_metrics", "accelerator.gather", ["metrics"]),
     ("train.py", "cpu=not torch.accelerator.is_available(),", "", ["connected", "deaths"]),
 ]
 NOT_SEEN = [
-    ("accelerator.gather_for_metrics", "accelerator.gather"),
     (" * ACCUMULATE / window", ""),
     ("steps = EPOCHS * ", "steps = 5 * EPOCHS * "),
-    (", device_specific=True", ""),
 ]
 
 

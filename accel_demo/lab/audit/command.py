@@ -237,7 +237,8 @@ def read_options(arguments: list[str]):
     if rest and rest[0].startswith("-"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
-        raise UserError(f"put -- before a command: accel-demo audit -- {' '.join(rest)}")
+        words = " ".join([*rest, *command])
+        raise UserError(f"put -- before a command: accel-demo audit -- {words}")
     if not command:
         raise UserError("which script? For example: accel-demo audit train.py")
     if not 0 < options.timeout <= 86_400:

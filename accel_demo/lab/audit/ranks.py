@@ -247,7 +247,7 @@ def _belongs_to(rank: Rank, launch: list[Rank]) -> bool:
 
 
 def _follows(rank: Rank, earlier: Rank) -> bool:
-    """Return True if a rank has replaced one that had ended, or is one of a different number."""
+    """Return True if a rank began after another one had ended, and replaces it or its launch."""
     has_ended = earlier.events[-1]["time"] <= rank.events[0]["time"]
     has_equal_world = rank.requested_world == earlier.requested_world
     return has_ended and (rank.number == earlier.number or not has_equal_world)

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding, NotChecked
 
 PAGE = "22_ddp"
 LEAST = 2  # steps
+CURE = "Remove your own averaging: the backward pass of the wrapped model has done it."
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
@@ -17,11 +18,23 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     factors = [step["factor"] for step in rank.of("step") if step.get("factor")]
     if not factors:
         raise NotChecked("the gradients were clipped, unscaled, or not averaged")
+    lines = _lines_that_reduce_gradients(evidence)
+    if lines and _is_regular(factors, 1.0):
+        finding = Finding(
+            NOTE,
+            "averaged",
+            "The script all-reduces the gradients again, although DistributedDataParallel has "
+            "averaged them, and divides by the number of ranks, so it changes nothing.",
+            CURE,
+            PAGE,
+        )
+        for number, own in lines.items():
+            for line in own:
+                finding.add_place(line, number)
+        yield finding
     for factor in (1 / world, float(world)):
-        same = [each for each in factors if abs(each / factor - 1) < 1e-3]
-        if len(same) < max(LEAST, 0.8 * len(factors)):
+        if not _is_regular(factors, factor):
             continue
-        lines = _lines_that_reduce_gradients(evidence)
         is_divided = factor < 1
         change = "divided" if is_divided else "multiplied"
         finding = Finding(
@@ -30,7 +43,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             f"The gradients are {change} by {world} after DistributedDataParallel has averaged "
             "them: "
             + ("they are averaged twice." if is_divided else f"they are {world} times too large."),
-            "Remove your own averaging: the backward pass of the wrapped model has done it.",
+            CURE,
             PAGE,
         )
         for each in evidence.ranks:
@@ -40,6 +53,12 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             for line in own:
                 finding.add_place(line, each.number)
         yield finding
+
+
+def _is_regular(factors: list[float], factor: float) -> bool:
+    """Return True if nearly all steps use gradients that were multiplied by a factor."""
+    same = [each for each in factors if abs(each / factor - 1) < 1e-3]
+    return len(same) >= max(LEAST, 0.8 * len(factors))
 
 
 def _lines_that_reduce_gradients(evidence: Evidence) -> dict[int, list]:
