@@ -145,7 +145,7 @@ def check_outputs(options) -> None:
             existed = path.exists()
             path.open("ab").close()
             if not existed:
-                path.unlink()
+                path.unlink(missing_ok=True)  # another rank may check it, too
         except OSError as error:
             raise UserError(f"cannot write {flag} {path}: {error.strerror}") from None
     plot = getattr(options, "plot", None)

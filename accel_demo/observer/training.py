@@ -6,6 +6,7 @@ Only class-level hooks and weak references: a hook on a model would be pickled a
 import functools
 import os
 import sys
+from contextlib import contextmanager
 
 from . import limits, models
 from .collectives import counted
@@ -25,7 +26,7 @@ from .windows import (
 BEGINNING = 4096  # bytes of each parameter that are compared before a step
 MOST_GRADIENTS = 20  # backward passes, and steps of an optimizer, whose gradients are compared
 MOST_GROUPS = 20  # parameter groups whose settings are recorded
-_accumulation = {"steps": 1}  # micro-batches per step, if the script uses `accumulate`
+_accumulation = {"steps": 1}  # micro-batches per step, inside `accelerator.accumulate`
 _stepping: list = []  # optimizers whose `step` is running, the outermost first
 
 
@@ -206,12 +207,19 @@ def _zeroed(owner, *args) -> None:
 
 def observe_accelerate(accelerate) -> None:
     wrap("prepare", _prepared, accelerate.Accelerator)
-    wrap("accumulate", _accumulating, accelerate.Accelerator)
+    original = accelerate.Accelerator.accumulate
 
+    @functools.wraps(original)
+    @contextmanager
+    def accumulate(self, *models):
+        with original(self, *models):
+            _accumulation["steps"] = getattr(self, "gradient_accumulation_steps", 1)
+            try:
+                yield
+            finally:
+                _accumulation["steps"] = 1
 
-@guarded
-def _accumulating(accelerator, *models) -> None:
-    _accumulation["steps"] = accelerator.gradient_accumulation_steps
+    accelerate.Accelerator.accumulate = accumulate
 
 
 @guarded
