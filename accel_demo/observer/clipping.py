@@ -7,10 +7,10 @@ import weakref
 
 from .events import emit, guarded, line_of_script
 from .processes import wrap
-from .weights import sums, total
+from .weights import number_of
 from .windows import Backwards, gradients_of, holders_of, window_of
 
-MOST_CLIPS = 40  # calls whose gradients are compared
+MOST_STEPS = 20  # of an optimizer, whose gradients are compared
 
 
 class _Scaling:
@@ -56,7 +56,7 @@ def _clipped(parameters, limit) -> None:
             backwards=Backwards.count,
             is_used=Backwards.count == window.backwards_at_step and window.steps > 0,
             scale=_scale_of(optimizer, window),
-            gradients=total(sums(gradients_of(optimizer))) if window.steps < MOST_CLIPS else None,
+            gradients=number_of(gradients_of(optimizer)) if window.steps < MOST_STEPS else None,
             line=line_of_script(3),
         )
 

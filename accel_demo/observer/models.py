@@ -7,7 +7,7 @@ import sys
 from .events import emit, guarded, line_of_script
 from .loaders import fingerprints
 from .processes import wrap
-from .weights import Numbers, sums, total
+from .weights import Numbers, number_of, sums, total
 
 replicas = Numbers()  # the models wrapped in DistributedDataParallel
 _forwards: list = []
@@ -70,9 +70,8 @@ def take_forwards() -> list[list]:
 
 
 def buffers() -> int | None:
-    """Return a number of the buffers of all wrapped models, or None if they have none."""
-    tensors = [each for replica in replicas.objects() for each in replica.buffers()]
-    return total(sums(tensors)) if tensors else None
+    """Return a number of the first buffers of the wrapped models, or None if they have none."""
+    return number_of(each for replica in replicas.objects() for each in replica.buffers())
 
 
 def snapshot(holders: dict[int, int]) -> list[dict]:
@@ -81,7 +80,9 @@ def snapshot(holders: dict[int, int]) -> list[dict]:
     `holders` maps the IDs of parameters to the numbers of the optimizers that hold them.
     """
     torch = sys.modules["torch"]
-    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.nn.Module)}
+    modules = [each for each in objects if type(each) in kinds]
     parts = {id(part) for module in modules for part in module.children()}
     return [
         _description(module, holders)

@@ -12,7 +12,7 @@ from . import limits, models
 from .collectives import counted
 from .events import emit, guarded, is_own_file, line_of_script
 from .processes import wrap
-from .weights import common_factor, magnitudes, sums, total
+from .weights import BEGINNING, common_factor, magnitudes, number_of, sums, total
 from .windows import (
     Backwards,
     Window,
@@ -23,7 +23,6 @@ from .windows import (
     window_of,
 )
 
-BEGINNING = 4096  # bytes of each parameter that are compared before a step
 MOST_GRADIENTS = 20  # backward passes, and steps of an optimizer, whose gradients are compared
 MOST_GROUPS = 20  # parameter groups whose settings are recorded
 _accumulation = {"steps": 1}  # micro-batches per step, inside `accelerator.accumulate`
@@ -114,7 +113,7 @@ def _before_step(optimizer, args, kwargs) -> None:
     window = window_of(optimizer)
     limits.end_run_after(window.steps)
     parameters = parameters_of(optimizer)
-    window.before = total(sums(parameters, most=BEGINNING))
+    window.before = total(sums(parameters, BEGINNING))
     window.at_step = _gradients_at_step(optimizer, window)
     if window.steps == 0:
         shapes = [list(each.shape) for each in parameters]
@@ -141,7 +140,7 @@ def _gradients_at_step(optimizer, window: Window) -> dict:
         factor = common_factor(window.averaged, magnitudes(gradients))
     return {
         "factor": factor,
-        "gradients": total(sums(gradients)) if window.is_clipped else None,
+        "gradients": number_of(gradients) if window.is_clipped else None,
         "buffers": models.buffers(),
     }
 

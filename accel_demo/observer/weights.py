@@ -8,7 +8,8 @@ from .events import emit, guarded, line_of_script
 from .processes import wrap
 
 _state = {"fsdp": False}
-PROBED, OF_EACH = 16, 256  # gradients whose scale is compared, and the values of each
+BEGINNING = 4096  # bytes of each tensor that are enough to see if ranks differ
+PROBED, OF_EACH = 16, 256  # gradients or buffers that are compared, and the values of each
 
 
 class Numbers:
@@ -40,9 +41,11 @@ def sums(tensors, most: int | None = None) -> list[int] | None:
         is_flat = _state["fsdp"] or getattr(tensor, "_is_flat_param", False)
         if is_flat or type(tensor.data) is not torch.Tensor:  # for example a DTensor
             return None
-        by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-        in_memory = tensor.detach().permute(by_stride)  # also channels_last, without a copy
-        content = in_memory.contiguous().view(-1).view(torch.uint8)[:most]
+        in_memory = tensor.detach()
+        if not in_memory.is_contiguous():  # for example channels_last, without a copy
+            by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+            in_memory = in_memory.permute(by_stride).contiguous()
+        content = in_memory.view(-1).view(torch.uint8)[:most]
         whole = len(content) // 8 * 8
         value = content[:whole].view(torch.int64).sum().item() if whole else 0
         found.append(value ^ int(content[whole:].long().sum()) if whole < len(content) else value)
@@ -51,6 +54,12 @@ def sums(tensors, most: int | None = None) -> list[int] | None:
 
 def total(numbers: list[int] | None) -> int | None:
     return None if numbers is None else hash(tuple(numbers))
+
+
+def number_of(tensors) -> int | None:
+    """Return a number of the beginning of each of the first tensors, or None without any."""
+    tensors = list(itertools.islice(tensors, PROBED))
+    return total(sums(tensors, BEGINNING)) if tensors else None
 
 
 def magnitudes(tensors) -> list[float]:
