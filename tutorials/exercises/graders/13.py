@@ -54,7 +54,8 @@ def judge_all(answer: Path) -> str:
 def judge_findings(events: Path, answer: Path) -> None:
     """Make the checks of the audit. Raise `Wrong` if they find anything above a note."""
     from accel_demo.lab.audit.command import run_checks
-    from accel_demo.lab.audit.evidence import Evidence, read_launches
+    from accel_demo.lab.audit.evidence import Evidence
+    from accel_demo.lab.audit.ranks import read_launches
     from accel_demo.lab.audit.result import NOTE
 
     ranks, *_ = read_launches(events) or [[]]
