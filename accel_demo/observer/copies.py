@@ -126,6 +126,9 @@ def _reason(error: Exception) -> str:
 
 def absolute(path: str) -> str:
     """Return the path without links in its folders. The file itself may be a link."""
+    path = path.rstrip(os.sep) or os.sep
+    if os.path.basename(path) in (os.curdir, os.pardir):
+        return os.path.realpath(path)
     return os.path.join(os.path.realpath(os.path.dirname(path) or "."), os.path.basename(path))
 
 

@@ -22,13 +22,13 @@ def divided_by(loader) -> list[list]:
     return [[type(each).__name__, part] for each, part in parts if isinstance(part, int)]
 
 
-def division_of(loader, sampler) -> dict:
-    """Return among how many processes a loader is divided, and how many samples are padding.
+def padding_of(loader, sampler) -> dict:
+    """Return how many samples are padding, and the size of a batch of one process.
 
     `padded` is the number of samples that all processes together read again in a pass, 0 if it is
-    unknown. `share` is the size of a batch of one process.
+    unknown. `share` is the size of the batch.
     """
-    shard, parts, padded, share = loader.batch_sampler, 1, 0, loader.batch_size
+    shard, padded, share = loader.batch_sampler, 0, loader.batch_size
     with suppress(AttributeError, TypeError):  # for example a sampler without a length
         if type(shard).__name__ == "BatchSamplerShard":  # of Accelerate
             parts, share = shard.num_processes, shard.batch_size
@@ -37,8 +37,5 @@ def division_of(loader, sampler) -> dict:
             if is_whole and shard.even_batches and not shard.drop_last:
                 padded = -len(loader.dataset) % together
         elif hasattr(sampler, "num_replicas"):  # DistributedSampler, or one like it
-            parts = sampler.num_replicas
             padded = 0 if sampler.drop_last else sampler.total_size - len(loader.dataset)
-        elif type(loader.dataset).__name__ == "IterableDatasetShard":  # of Accelerate
-            parts = loader.dataset.num_processes
-    return {"parts": parts, "padded": padded, "share": share}
+    return {"padded": padded, "share": share}

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from . import limits
-from .divisions import divided_by, division_of, samplers_of
+from .divisions import divided_by, padding_of, samplers_of
 from .events import emit, guarded, is_in_generator, line_of_script, mute
 from .processes import wrap
 
@@ -128,7 +128,7 @@ def _begun(loader, iterator) -> None:
         shuffle=getattr(sampler, "shuffle", "Random" in type(sampler).__name__),
         batch_size=loader.batch_size,
         divided_by=divided_by(loader),
-        **division_of(loader, sampler),
+        **padding_of(loader, sampler),
         seed_of_workers=getattr(iterator, "_base_seed", None) if loader.num_workers else None,
     )
 

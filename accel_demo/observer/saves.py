@@ -1,11 +1,11 @@
 """Observe which models, and under which names their tensors, are saved."""
 
-import functools
 import sys
 from collections.abc import Mapping
 
 from .events import emit, guarded, line_of_script
 from .models import replicas
+from .processes import wrap
 
 PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel, of torch.compile
 MOST_VALUES = 1000  # of an object that is saved
@@ -14,25 +14,16 @@ _OWN_FORMATS = {"save_accelerator_state", "save_fsdp_model"}
 
 
 def observe_torch(torch) -> None:
-    torch.save = torch.serialization.save = _observed(torch.save)
+    wrap("save", _saved, torch, torch.serialization)
 
 
 def observe_safetensors(module) -> None:
-    module.save_file = _observed(module.save_file)
-    module.save_model = _observed(module.save_model)
-
-
-def _observed(original):
-    @functools.wraps(original)
-    def save(*args, **kwargs):
-        _saved(args[0] if args else kwargs.get("obj"))
-        return original(*args, **kwargs)
-
-    return save
+    for name in ("save_file", "save_model"):
+        wrap(name, _saved, module)
 
 
 @guarded
-def _saved(content) -> None:
+def _saved(content=None, *_) -> None:
     prefix, whole = _find(content)
     if (prefix or whole) and not _is_in_own_format():
         emit("model saved", prefix=prefix, whole=whole, line=line_of_script(3))

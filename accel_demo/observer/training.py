@@ -139,6 +139,7 @@ def _gradients_at_step(optimizer, window: Window) -> dict:
     if window.averaged and not window.is_clipped and not window.is_scaled:
         factor = common_factor(window.averaged, magnitudes(gradients))
     return {
+        "has_gradients": any(magnitudes(gradients)),
         "factor": factor,
         "gradients": number_of(gradients) if window.is_clipped else None,
         "buffers": models.buffers(),
@@ -166,7 +167,7 @@ def _after_step(optimizer, args, kwargs) -> None:
         settings=[_settings(group) for group in optimizer.param_groups[:MOST_GROUPS]],
         **window.at_step,
     )
-    window.begin()
+    window.reset()
     window.gradients = _versions(optimizer)
 
 
@@ -194,14 +195,16 @@ def _zeroed(owner, *args) -> None:
     if _stepping:
         return
     is_optimizer = isinstance(owner, sys.modules["torch"].optim.Optimizer)
-    for optimizer in [owner] if is_optimizer else holders_of(owner.parameters()):
+    holders = holders_of(parameters_of(owner) if is_optimizer else owner.parameters())
+    for optimizer in [owner] if is_optimizer else holders:
         window, versions = window_of(optimizer), _versions(optimizer)
         thrown = Backwards.count - window.backwards_at_zero
         is_new = thrown and versions != window.gradients and not window.is_scaled
         if is_new and all(each.isfinite().all() for each in gradients_of(optimizer)):
             emit("thrown", optimizer=window.number, backwards=thrown, line=line_of_script(4))
-        window.backwards_at_zero = Backwards.count
         window.gradients = 0
+    for optimizer in holders:  # also one that wraps the owner, or that it wraps
+        window_of(optimizer).backwards_at_zero = Backwards.count
 
 
 def observe_accelerate(accelerate) -> None:

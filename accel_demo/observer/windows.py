@@ -25,8 +25,8 @@ class Window:
         self.averaged: list[float] = []  # magnitudes of gradients that DDP has just averaged
         self.at_step: dict = {}  # the gradients right before the step, see training.py
 
-    def begin(self) -> None:
-        """Begin anew, after a step."""
+    def reset(self) -> None:
+        """Forget what happened before the step that has just been made."""
         self.backwards_at_step = self.backwards_at_zero = Backwards.count
         self.is_scaled = self.is_clipped = False
         self.averaged = []

@@ -38,6 +38,8 @@ if rank == 0:
     os.rename("checkpoint", "checkpoint-old")
     os.remove("latest")
     os.symlink("everyone.txt", "latest")
+    os.makedirs(".", exist_ok=True)
+    os.makedirs("checkpoint-old/", exist_ok=True)
     numpy.save("array.npy", numpy.zeros(2))
     Path("created.txt").write_text("new")
 dist.barrier()

@@ -35,6 +35,12 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     for factor in (1 / world, float(world)):
         if not _is_regular(factors, factor):
             continue
+        if (
+            factor < 1
+            and not lines
+            and any(step["accumulated"] == world for step in rank.of("step"))
+        ):
+            continue  # the script divides by the number of micro-batches
         is_divided = factor < 1
         change = "divided" if is_divided else "multiplied"
         finding = Finding(

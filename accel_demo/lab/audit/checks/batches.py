@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import ERROR, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, Finding, NotChecked, text_of
 
 PAGE = "30_who_saw_which_sample"
 
@@ -20,6 +20,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     passes = [rank.begun_for_training for rank in ranks]
     if any(begin["in_generator"] for begins in passes for begin in begins):
         raise NotChecked("a generator repeats the loader, so training may count steps")
+    if any("iter(" in text_of(begin["line"] or ["", 0]) for begins in passes for begin in begins):
+        raise NotChecked("the loader is read with iter() and next(), so training may count steps")
     ended = all(rank.end and not rank.error and not rank.of("enough") for rank in ranks)
     if ended and not any(end["batches"] != end["whole"] for end in _ends(ranks)):
         return  # the passes were whole, and nobody has waited for a rank without batches

@@ -25,7 +25,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _scaled(evidence: Evidence) -> Finding | None:
-    scaled = _clips(evidence, lambda rank, clip: clip["scale"] != 1)
+    scaled = _clips(evidence, lambda clip: clip["scale"] != 1)
     if not scaled:
         return None
     sentence = (
@@ -37,8 +37,8 @@ def _scaled(evidence: Evidence) -> Finding | None:
 
 
 def _after_the_step(evidence: Evidence) -> Finding | None:
-    late = _clips(evidence, lambda rank, clip: clip["is_used"])
-    others = _clips(evidence, lambda rank, clip: not clip["is_used"])
+    late = _clips(evidence, lambda clip: clip["is_used"])
+    others = _clips(evidence, lambda clip: not clip["is_used"])
     if not late or len(others) >= len(late):
         return None
     sentence = "The gradients are clipped after the optimizer step that uses them."
@@ -77,7 +77,7 @@ def _gradients_at(rank: Rank, optimizer: int, number: int) -> int | None:
 
 
 def _partial(evidence: Evidence) -> Finding | None:
-    """Report gradients that are clipped, and that another backward pass is added to."""
+    """Report gradients that are clipped before another backward pass adds to them."""
     rank = evidence.ranks[0]
     if len({step["optimizer"] for step in rank.of("step")}) > 1:
         return None  # the pass may belong to another optimizer
@@ -100,9 +100,7 @@ def _partial(evidence: Evidence) -> Finding | None:
 
 
 def _clips(evidence: Evidence, is_meant) -> list[tuple[Rank, dict]]:
-    return [
-        (rank, clip) for rank in evidence.ranks for clip in rank.of("clip") if is_meant(rank, clip)
-    ]
+    return [(rank, clip) for rank in evidence.ranks for clip in rank.of("clip") if is_meant(clip)]
 
 
 def _at(clips: list[tuple[Rank, dict]], finding: Finding) -> Finding:

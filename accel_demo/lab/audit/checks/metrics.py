@@ -64,7 +64,7 @@ def _of_shares(evidence: Evidence, evaluations: list) -> Finding | None:
             WARNING,
             "metrics",
             f"Each rank evaluates its own share of {begin['samples'] or 'the'} samples, but no "
-            "collective combines the results: each rank knows only the metric of its share.",
+            "collective combines the results: each rank has only the metric of its own share.",
             "Add up the results of all ranks, for example with dist.all_reduce or "
             "accelerator.gather_for_metrics, before you use the metric.",
             PAGE,
@@ -112,10 +112,15 @@ def _evaluations(rank: Rank) -> dict[tuple[int, int], tuple[dict, float]]:
         elif kind == "pass end":
             whole = [each for each in waiting if (each["loader"], each["number"]) == key]
             waiting = [each for each in waiting if each not in whole]
-            ended += [each for each in whole if is_set and each["parts"] == rank.connected_world]
+            ended += [each for each in whole if is_set and _parts(each) == rank.connected_world]
     if rank.end and not rank.error and not rank.of("enough"):
         found |= {(each["loader"], each["number"]): (each, float("inf")) for each in ended}
     return found
+
+
+def _parts(begin: dict) -> int:
+    """Return the number of parts into which samplers divide the samples of a pass."""
+    return math.prod(parts for _, parts in begin["divided_by"])
 
 
 def _is_known(ranks: list[Rank], evaluation: list) -> bool:

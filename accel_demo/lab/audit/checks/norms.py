@@ -1,4 +1,4 @@
-"""Do the ranks normalize and count differently? BatchNorm, and other buffers that are saved."""
+"""Do the ranks compute different batch statistics, or different buffers that are saved?"""
 
 from collections.abc import Iterator
 
@@ -43,12 +43,13 @@ def _different_when_saved(evidence: Evidence) -> Iterator[Finding]:
             before = [step for step in rank.of("step") if step["time"] < save["time"]]
             if save["how"] != "save" or not before:
                 continue
-            values = {_buffers_after(each, before[-1]) for each in evidence.ranks}
+            values = {_buffers_at(each, before[-1]) for each in evidence.ranks}
             if len(values) > 1 and None not in values:
                 finding = Finding(
                     NOTE,
                     "norms",
-                    "The buffers of the model, such as running means, differ between the ranks. "
+                    "After the last step before saving, the buffers of the model, such as running "
+                    "means, differ between the ranks. "
                     f"{ranks_in_words([rank.number], evidence.world).capitalize()} saves its own.",
                     "If the others matter, average them before saving, or use SyncBatchNorm.",
                     PAGE,
@@ -57,7 +58,7 @@ def _different_when_saved(evidence: Evidence) -> Iterator[Finding]:
                 return
 
 
-def _buffers_after(rank: Rank, step: dict) -> int | None:
-    """Return the number of a rank's buffers right before a step, or None if it is unknown."""
+def _buffers_at(rank: Rank, step: dict) -> int | None:
+    """Return the number of a rank's buffers at a step, or None if it is unknown."""
     same = (each for each in rank.steps(step["optimizer"]) if each["number"] == step["number"])
     return next((each.get("buffers") for each in same), None)

@@ -31,8 +31,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         finding = Finding(
             ERROR,
             "parts",
-            f"The data set is divided into {parts} parts for {world} processes, so the others are "
-            f"never read: {why}.",
+            f"The data set is divided into {parts} parts for {world} processes, so "
+            f"{parts - world} parts are never read: {why}.",
             cure,
             PAGE,
         )

@@ -7,6 +7,7 @@ from accel_demo.lab.audit.ranks import Rank
 from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked
 
 PAGE = "31_batch_and_learning_rate"
+COSINE = "CosineAnnealingLR"  # may continue after its end: the rate then rises again
 LEAST = 8  # steps without an advance that are suspicious
 
 
@@ -84,7 +85,7 @@ def _planned_for_another_length(evidence: Evidence) -> Iterator[Finding]:
             abs(ratio / each - 1) < 0.03 for each in (world, window, world * window) if each > 1
         ):
             sentence = "the run ends long before the schedule"
-        elif abs(ratio * world - 1) < 0.03:
+        elif abs(ratio * world - 1) < 0.03 and (made["name"] != COSINE or advanced > len(own)):
             sentence = "the schedule ends long before the run"
         else:
             continue

@@ -13,14 +13,16 @@ RARELY = 0.3  # of the steps: a script may skip a batch on purpose
 def check(evidence: Evidence) -> Iterator[Finding]:
     if not any(evidence.counts("step")):
         raise NotChecked("there was no optimizer step")
-    first = next((rank for rank in evidence.ranks if rank.of("thrown")), None)
+    first = next((rank for rank in evidence.ranks if _thrown(rank)), None)
     if first is None:
         return
     steps = first.of("step")
+    if any(step["accumulated"] == 0 and step.get("has_gradients") for step in steps):
+        raise NotChecked("the script computes the gradients of its steps itself")
     if len({event["optimizer"] for event in steps}) > 1:
         # A GAN's generator gets gradients from the discriminator's loss, and drops them.
         raise NotChecked("several optimizers make steps")
-    thrown = [event for event in first.of("thrown") if not _is_made_by_the_audit(first, event)]
+    thrown = [event for event in _thrown(first) if not _is_made_by_the_audit(first, event)]
     if not thrown:
         return
     lost = sum(event["backwards"] for event in thrown)
@@ -45,9 +47,15 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             PAGE,
         )
     for rank in evidence.ranks:
-        for event in rank.of("thrown")[:1]:
+        for event in _thrown(rank)[:1]:
             finding.add_place(event["line"], rank.number)
     yield finding
+
+
+def _thrown(rank: Rank) -> list[dict]:
+    """Return the losses of optimizers that make steps. Another one, such as SAM, wraps them."""
+    stepping = {step["optimizer"] for step in rank.of("step")}
+    return [event for event in rank.of("thrown") if event["optimizer"] in stepping]
 
 
 def _last_before(rank: Rank, event: dict) -> dict | None:
