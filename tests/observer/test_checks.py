@@ -97,10 +97,16 @@ def test_metrics_are_not_checked_if_the_recorder_has_lost_collectives(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the scripts would find a GPU")
 @pytest.mark.parametrize(
-    "line", ['torch.ones(1, device="cuda")', 'torch.distributed.init_process_group("nccl")']
+    "line",
+    [
+        'torch.ones(1, device="cuda")',
+        'torch.distributed.init_process_group("nccl")',
+        'torch.distributed.init_process_group("gloo"); os.write(2, DRIVER); os.abort()',
+    ],
 )
 def test_a_script_that_insists_on_a_gpu_is_named_with_its_line(line, tmp_path):
-    evidence = observe(f"import torch\n\n{line}\n", tmp_path, least=1)
+    begin = "import os, torch\nDRIVER = b'Found no NVIDIA driver on your system.'\n"
+    evidence = observe(f"{begin}{line}\n", tmp_path, least=1)
     with pytest.raises(UserError, match=re.escape(f"script.py:3: {line}.")):
         check_usable(evidence, "output.txt")
 

@@ -26,7 +26,7 @@ from accel_demo.lab.audit.checks import deaths
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.keeper import clean_up
 from accel_demo.lab.audit.observed_command import ObservedCommand
-from accel_demo.lab.audit.ranks import read_launches, trains
+from accel_demo.lab.audit.ranks import Rank, read_launches, trains
 from accel_demo.lab.audit.result import (
     ERROR,
     VERDICTS,
@@ -44,6 +44,7 @@ from accel_demo.wording import counted
 
 # In the message or the line of an error: the script cannot run without a GPU
 NEEDS_GPU = re.compile(r"\bcuda|nccl|nvidia|\bgpus?\b", re.IGNORECASE)
+NO_DRIVER = "Found no NVIDIA driver"
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S*")  # names and paths, which may contain "gpu"
 
 
@@ -117,22 +118,29 @@ def check_usable(evidence: Evidence, log: str, gpu: bool = False) -> None:
             "the script starts its processes itself, so don't start it several times: "
             "accel-demo audit -- python SCRIPT"
         )
-    for rank in evidence.ranks:
-        if rank.error and rank.error["places"] and not gpu:
-            file, number, _ = rank.error["places"][-1]
-            text = text_of((file, number))
-            message = QUOTED.sub("", rank.error["message"])
-            if NEEDS_GPU.search(message) or (NEEDS_GPU.search(text) and not rank.of("step")):
-                raise UserError(
-                    f"the script needs a GPU: {short_path(file)}:{number}: {text}. "
-                    "Let it fall back to the CPU and gloo, or use --gpu."
-                )
+    for rank in evidence.ranks if not gpu else []:
+        if (place := _line_that_needs_gpu(rank, evidence.log)) is not None:
+            raise UserError(
+                f"the script needs a GPU: {short_path(place[0])}:{place[1]}: {text_of(place)}. "
+                "Let it fall back to the CPU and gloo, or use --gpu."
+            )
     if evidence.hang or any(rank.of("connecting", "backward", "step") for rank in evidence.ranks):
         return
     exits = [rank.error for rank in evidence.ranks if rank.error]
     if all(error["type"] == "SystemExit" for error in exits):  # for example, an option is missing
         last = "".join(deaths.last_lines(evidence.log)[-1:])
         raise UserError(f"the command did not train; its output is in {log}: {last}")
+
+
+def _line_that_needs_gpu(rank: Rank, log: str) -> list | None:
+    """Return the file and number of the line that failed because there is no GPU, or None."""
+    if rank.crash_line and NO_DRIVER in log and not rank.of("step"):  # PyTorch's C++ code aborts
+        return rank.crash_line
+    if not rank.error or not rank.error["places"]:
+        return None
+    place, message = rank.error["places"][-1], QUOTED.sub("", rank.error["message"])
+    may_be_text = not rank.of("step") and NEEDS_GPU.search(text_of(place))
+    return place if may_be_text or NEEDS_GPU.search(message) else None
 
 
 def run_checks(evidence: Evidence) -> tuple[list[Finding], dict[str, str]]:

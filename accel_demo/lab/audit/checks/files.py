@@ -1,8 +1,10 @@
 """Do two ranks write the same file, or does one read it while another writes it?"""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import permutations
+from linecache import getlines
 
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding, NotChecked, short_path
@@ -13,6 +15,7 @@ ONE_WRITER = (
     "Let only the main process write it (if accelerator.is_main_process, or if rank == 0), or give "
     "each rank a file of its own."
 )
+POLLING = re.compile(r"\bwhile\b.*\b(exists|is_file|isfile)\(")
 WAIT = "Put a barrier, such as accelerator.wait_for_everyone(), after the write."
 
 
@@ -87,8 +90,8 @@ def _read_while_written(path: str, ranks: dict[int, list[dict]]) -> Finding | No
 def _read_too_early(path: str, ranks: dict[int, list[dict]], evidence: Evidence) -> Finding | None:
     """Report a file that a rank has read after another one wrote it, without waiting for it.
 
-    Ranks wait for each other in collectives. They may also use locks, or send messages: then
-    nothing is known.
+    Ranks wait for each other in collectives. They may also use locks, send messages, or wait until
+    a file exists: then nothing is known.
     """
     if any(evidence.counts("lock")) or evidence.has_messages:
         return None
@@ -99,7 +102,7 @@ def _read_too_early(path: str, ranks: dict[int, list[dict]], evidence: Evidence)
                 waited = None in (read["collectives"], write["collectives"]) or (
                     read["collectives"] != write["collectives"]
                 )
-                if is_later and not waited:
+                if is_later and not waited and not _polls(read):
                     finding = Finding(
                         WARNING,
                         "files",
@@ -111,6 +114,11 @@ def _read_too_early(path: str, ranks: dict[int, list[dict]], evidence: Evidence)
                     finding.add_place(write["line"], writer)
                     return finding.add_place(read["line"], reader)
     return None
+
+
+def _polls(event: dict) -> bool:
+    """Return True if the file of the line of an event has a loop that waits for a file to exist."""
+    return bool(event["line"]) and any(map(POLLING.search, getlines(event["line"][0])))
 
 
 def _saves(ranks: dict[int, list[dict]]) -> Iterator[tuple[int, dict, dict]]:
