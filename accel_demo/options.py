@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_json(self) -> None:
         """Add `--json FILE`."""
-        self.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
+        self.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
 
     def add_plot(self, help: str = "draw the results to FILE (.png, .svg or .pdf)") -> None:
         """Add `--plot FILE`."""

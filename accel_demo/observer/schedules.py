@@ -47,6 +47,12 @@ def _planned(scheduler) -> int | None:
     for name in ("total_steps", "T_max"):  # OneCycleLR, CosineAnnealingLR
         if isinstance(planned := getattr(scheduler, name, None), int):
             return planned
+    is_linear = type(scheduler).__name__ == "LinearLR"
+    has_end = type(scheduler).__name__ == "PolynomialLR" or (
+        is_linear and scheduler.end_factor < scheduler.start_factor  # or it is a warm-up
+    )
+    if has_end:
+        return scheduler.total_iters
     for function in getattr(scheduler, "lr_lambdas", []):  # of the schedules in transformers
         planned = getattr(function, "keywords", {}).get("num_training_steps")
         if isinstance(planned, int):

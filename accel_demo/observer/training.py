@@ -49,8 +49,9 @@ def observe_torch(torch) -> None:
     @functools.wraps(backward)
     def observed_backward(*args, **kwargs):
         before = counted()
+        is_divided_twice = _is_divided_twice(*args)  # the backward pass frees the divisors
         result = backward(*args, **kwargs)
-        _backward_done(before)
+        _backward_done(before, is_divided_twice)
         return result
 
     torch.autograd.backward = observed_backward
@@ -66,7 +67,7 @@ def _constructed(optimizer) -> None:
 
 
 @guarded
-def _backward_done(before: list[int] | None) -> None:
+def _backward_done(before: list[int] | None, is_divided_twice: bool | None) -> None:
     Backwards.count += 1
     forwards = models.take_forwards()
     is_local = before is not None and before == counted()
@@ -77,7 +78,9 @@ def _backward_done(before: list[int] | None) -> None:
         line=line_of_script(4),
         replicas=[[number, is_averaged] for number, is_averaged, _ in forwards],
         samples=forwards[-1][2] if forwards else [],
-        undivided=_missing_divisor(),
+        micro_batches=_accumulation["steps"],
+        is_divided=_is_divided(),
+        is_divided_twice=is_divided_twice,
         gradients=_sum_of_gradients() if is_local and is_early else 0,
     )
     is_averaged = bool(forwards) and all(each[1] for each in forwards)
@@ -86,15 +89,29 @@ def _backward_done(before: list[int] | None) -> None:
         window.averaged = magnitudes(gradients_of(optimizer)) if is_averaged and is_early else []
 
 
-def _missing_divisor() -> int:
-    """Return by how much Accelerate would have divided the loss, if the script had let it."""
+def _is_divided() -> bool:
+    """Return True if Accelerate has divided the loss by the number of micro-batches."""
     frame = sys._getframe(3)  # the caller of torch.autograd.backward
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if name == "backward" and file.endswith(os.path.join("accelerate", "accelerator.py")):
-            return 1
+            return True
         frame = frame.f_back
-    return _accumulation["steps"]
+    return False
+
+
+@guarded
+def _is_divided_twice(loss=None, *_) -> bool:
+    """Return True if the loss is divided by the number of micro-batches twice in a row.
+
+    A sum that is divided, such as the mean of two losses, does not count.
+    """
+    node, steps = getattr(loss, "grad_fn", None), _accumulation["steps"]
+    for _ in range(2):
+        if steps < 2 or node is None or node.name() != "DivBackward0" or node._saved_other != steps:
+            return False
+        node = node.next_functions[0][0]
+    return node is not None and node.name() != "AddBackward0"
 
 
 def _sum_of_gradients() -> int:

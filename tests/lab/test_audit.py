@@ -253,6 +253,7 @@ def test_only_python_scripts_get_a_launcher(words, processes, command):
         (["--", "python", "-c", "print('hello')"], "no training process has reported"),
         (["--", "python", "-c", "import missing"], "No module named 'missing'"),
         (["--", "env", "PYTHONPATH=/x", "python", "train.py"], "they ignore PYTHONPATH"),
+        (["--", "python", "-c", "import os, torch; os.environ['RANK']"], "needs a launcher"),
         (["--", "sh", "-c", "setsid sleep 1000 &"], "no training process has reported"),
         (["--json", "absent/out.json", "train.py"], "cannot write --json absent/out.json"),
     ],

@@ -44,6 +44,7 @@ from accel_demo.wording import counted
 
 # In the message or the line of an error: the script cannot run without a GPU
 NEEDS_GPU = re.compile(r"\bcuda|nccl|nvidia|\bgpus?\b", re.IGNORECASE)
+NEEDS_LAUNCHER = re.compile(r"\bvariable \w+ expected|'(LOCAL_)?(RANK|WORLD_SIZE)'")
 NO_DRIVER = "Found no NVIDIA driver"
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S*")  # names and paths, which may contain "gpu"
 
@@ -118,6 +119,12 @@ def check_usable(evidence: Evidence, log: str, gpu: bool = False) -> None:
             "the script starts its processes itself, so don't start it several times: "
             "accel-demo audit -- python SCRIPT"
         )
+    errors = [rank.error for rank in evidence.ranks if rank.error]
+    if len(evidence.ranks) == 1 and any(NEEDS_LAUNCHER.search(str(error)) for error in errors):
+        raise UserError(
+            "the script needs a launcher, which sets RANK and other variables: "
+            "accel-demo audit SCRIPT, or accel-demo audit -- torchrun …"
+        )
     for rank in evidence.ranks if not gpu else []:
         if (place := _line_that_needs_gpu(rank, evidence.log)) is not None:
             raise UserError(
@@ -126,8 +133,7 @@ def check_usable(evidence: Evidence, log: str, gpu: bool = False) -> None:
             )
     if evidence.hang or any(rank.of("connecting", "backward", "step") for rank in evidence.ranks):
         return
-    exits = [rank.error for rank in evidence.ranks if rank.error]
-    if all(error["type"] == "SystemExit" for error in exits):  # for example, an option is missing
+    if all(error["type"] == "SystemExit" for error in errors):  # for example, an option is missing
         last = "".join(deaths.last_lines(evidence.log)[-1:])
         raise UserError(f"the command did not train; its output is in {log}: {last}")
 
@@ -139,8 +145,9 @@ def _line_that_needs_gpu(rank: Rank, log: str) -> list | None:
     if not rank.error or not rank.error["places"]:
         return None
     place, message = rank.error["places"][-1], QUOTED.sub("", rank.error["message"])
-    may_be_text = not rank.of("step") and NEEDS_GPU.search(text_of(place))
-    return place if may_be_text or NEEDS_GPU.search(message) else None
+    if not message.strip():  # for example, assert torch.cuda.is_available()
+        message = "" if rank.of("step") else text_of(place)
+    return place if NEEDS_GPU.search(message) else None
 
 
 def run_checks(evidence: Evidence) -> tuple[list[Finding], dict[str, str]]:
@@ -182,6 +189,12 @@ def result_of(evidence: Evidence, ended: dict, command: list[str], waits: list[s
         skipped["the rest of the run"] = f"it was ended after {max(enough)} steps (see --steps)"
     elif evidence.out_of_time:
         skipped["the rest of the run"] = "it did not end in time (see --timeout)"
+    ends = [event for rank in evidence.ranks for event in rank.of("pass end")]
+    whole = max((end["whole"] or 0 for end in ends if end["batches"] != end["whole"]), default=0)
+    if whole:
+        read = max(end["batches"] for end in ends if end["whole"] == whole)
+        reason = f"passes ended after {read} of {whole} batches (see --batches)"
+        skipped["the rest of the epochs"] = reason
     return AuditResult(
         command_line=command,
         exit_code=evidence.exit_code,

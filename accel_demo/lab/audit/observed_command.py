@@ -24,6 +24,7 @@ from accel_demo.processes.cleanup import (
     sigterm_raises,
 )
 from accel_demo.processes.launch import start
+from accel_demo.wording import counted
 
 SILENCE = 8.0  # seconds without any event
 SAMPLE = 2.0  # seconds in which no process may compute or wait for a core
@@ -135,7 +136,8 @@ class ObservedCommand:
                 new = events.read()
             self.read_up_to[file] = self.read_up_to.get(file, 0) + len(new)
             self.steps[file] = self.steps.get(file, 0) + new.count(b'{"kind": "step"')
-        line = f"{seconds:3.0f} s, {max(self.steps.values(), default=0)} optimizer steps"
+        steps = counted(max(self.steps.values(), default=0), "optimizer step")
+        line = f"{seconds:3.0f} s, {steps}"
         if sys.stderr.isatty():
             print(f"\r{line}", end="", file=sys.stderr, flush=True)
         elif seconds > 5 and round(seconds) % 10 == 0:

@@ -17,7 +17,11 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         raise NotChecked("no model is wrapped in DistributedDataParallel")
     factors = [step["factor"] for step in rank.of("step") if step.get("factor")]
     if not factors:
-        raise NotChecked("the gradients were clipped, unscaled, or not averaged")
+        raise NotChecked(
+            "the script also clips the gradients"
+            if any(evidence.counts("clip"))
+            else "no step used only gradients that DistributedDataParallel had averaged"
+        )
     lines = _lines_that_reduce_gradients(evidence)
     if lines and _is_regular(factors, 1.0):
         finding = Finding(

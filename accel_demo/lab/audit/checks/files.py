@@ -27,6 +27,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     for rank in evidence.ranks:
         for event in rank.of("file"):
             by_path[event["path"]][rank.number].append(event)
+    if not by_path:
+        raise NotChecked("the script opened no files")
     for path, ranks in sorted(by_path.items()):
         writers = {n: [e for e in events if e["how"] in WRITES] for n, events in ranks.items()}
         writers = {number: events for number, events in writers.items() if events}

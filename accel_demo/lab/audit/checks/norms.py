@@ -20,6 +20,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     ]
     if not replicas:
         raise NotChecked("no model is wrapped in DistributedDataParallel")
+    if all(step.get("buffers") is None for step in rank.of("step")):
+        raise NotChecked("the model has no buffers, such as the running means of BatchNorm")
     if names := sorted({name for model in replicas for name in model["batch_norms"]}):
         finding = Finding(
             NOTE,

@@ -1,10 +1,12 @@
 """Does a learning rate schedule advance once per optimizer step, or once per epoch?"""
 
+import re
 from collections.abc import Iterator
+from linecache import getlines
 
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked, text_of
 
 PAGE = "31_batch_and_learning_rate"
 COSINE = "CosineAnnealingLR"  # may continue after its end: the rate then rises again
@@ -15,7 +17,11 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     yield from _never_advanced(evidence)
     yield from _planned_for_another_length(evidence)
     if not any(evidence.counts("schedule")):
-        raise NotChecked("no learning rate schedule advanced")
+        raise NotChecked(
+            "no learning rate schedule advanced"
+            if any(evidence.counts("schedule made"))
+            else "the script has no learning rate schedule"
+        )
     rank = next(rank for rank in evidence.ranks if rank.of("schedule"))
     for scheduler in sorted({event["scheduler"] for event in rank.of("schedule")}):
         events = [each for each in rank.of("schedule") if each["scheduler"] == scheduler]
@@ -28,7 +34,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 "schedule",
                 f"{events[0]['name']} advances {calls} times per optimizer step, so the learning "
                 "rate changes too quickly.",
-                "Call scheduler.step() once after each optimizer.step(), not for each micro-batch.",
+                "Call scheduler.step() once after each optimizer.step(), not for each micro-batch; "
+                "with Accelerate, only if accelerator.sync_gradients is True.",
                 PAGE,
             )
             for each in evidence.ranks:
@@ -47,6 +54,8 @@ def _never_advanced(evidence: Evidence) -> Iterator[Finding]:
         steps = rank.steps(made["optimizer"])
         if made["optimizer"] in advanced or len(steps) < LEAST or epochs < 3:
             continue
+        if _may_advance_later(rank, made):
+            continue
         advanced.add(made["optimizer"])
         finding = Finding(
             WARNING,
@@ -60,6 +69,15 @@ def _never_advanced(evidence: Evidence) -> Iterator[Finding]:
             for event in each.of("schedule made")[:1]:
                 finding.add_place(event["line"], each.number)
         yield finding
+
+
+def _may_advance_later(rank: Rank, made: dict) -> bool:
+    """Return True if the script calls `step` of the schedule, and its passes were shortened."""
+    if made["line"] is None or all(end["batches"] == end["whole"] for end in rank.of("pass end")):
+        return False
+    name = re.match(r"\s*([\w.]+)\s*=", text_of(made["line"]))
+    call = f"{name[1]}.step(" if name else ".step("
+    return any(call in line for line in getlines(made["line"][0]))
 
 
 def _planned_for_another_length(evidence: Evidence) -> Iterator[Finding]:
