@@ -253,13 +253,14 @@ def test_only_python_scripts_get_a_launcher(words, processes, command):
         (["--", "python", "-c", "print('hello')"], "no training process has reported"),
         (["--", "python", "-c", "import missing"], "No module named 'missing'"),
         (["--", "env", "PYTHONPATH=/x", "python", "train.py"], "they ignore PYTHONPATH"),
-        (["--", "python", "-c", "import os, torch; os.environ['RANK']"], "needs a launcher"),
+        (["--", "python", "ranks.py"], "the script needs a launcher"),
         (["--", "sh", "-c", "setsid sleep 1000 &"], "no training process has reported"),
         (["--json", "absent/out.json", "train.py"], "cannot write --json absent/out.json"),
     ],
 )
 def test_bad_input_gets_one_line(arguments, message, tmp_path):
     (tmp_path / "train.py").write_text("print('hello')")
+    (tmp_path / "ranks.py").write_text("import os, torch\nrank = os.environ['LOCAL_RANK']\n")
     before = processes_below_this_one()
     result = audit(tmp_path, *arguments)
     assert not left_behind(before)
