@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.result import NOTE, Finding, NotChecked
 
-PAGE = "92_old_idioms"
+PAGE = "11_from_one_process_to_many"  # "Common mistakes"
+COMPILED_PAGE = "33_precision_and_compilation"  # "Common mistakes"
+WHOLE_PAGE = "91_then_and_now"  # "Why `torch.load` refuses a file from `torch.save(net)`"
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
@@ -18,6 +20,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         for event in rank.of("model saved")
     }
     for prefix, whole in sorted(kinds):
+        page = COMPILED_PAGE if prefix == "_orig_mod." else PAGE if prefix else WHOLE_PAGE
         if prefix:
             sentence = f'The names of the saved tensors begin with "{prefix}", so only a wrapped '
             sentence += "model can load them."
@@ -28,7 +31,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             "saves",
             sentence,
             "Save model.module.state_dict(), or accelerator.unwrap_model(model).state_dict().",
-            PAGE,
+            page,
         )
         for rank in evidence.ranks:
             for event in rank.of("model saved"):
