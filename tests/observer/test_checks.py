@@ -57,7 +57,15 @@ def observe(script: str, folder: Path, least: int = 2) -> Evidence:
     return evidence
 
 
-@pytest.mark.parametrize("name", FAULTS)
+def names_of(entries: dict) -> list:
+    """Return the names of the entries. The tests of some are slow, so that the default run is fast."""
+    slow = {name for name, entry in entries.items() if "slow" in entry and isinstance(entry, dict)}
+    return [
+        pytest.param(each, marks=pytest.mark.slow) if each in slow else each for each in entries
+    ]
+
+
+@pytest.mark.parametrize("name", names_of(FAULTS))
 def test_the_fault_is_found_with_its_line(name, tmp_path):
     fault = FAULTS[name]
     evidence = observe(text_of(fault), tmp_path)
@@ -70,7 +78,7 @@ def test_the_fault_is_found_with_its_line(name, tmp_path):
     assert fault["line"] in [place.text for place in found[0].places]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", names_of(SCRIPTS))
 def test_a_right_script_causes_no_finding(name, tmp_path):
     evidence = observe(text_of(SCRIPTS[name]), tmp_path)
     assert not [event for rank in evidence.ranks for event in rank.of("fault")]
