@@ -104,14 +104,14 @@ def _is_divided() -> bool:
 def _is_divided_twice(loss=None, *_) -> bool:
     """Return True if the loss is divided by the number of micro-batches twice in a row.
 
-    A sum that is divided, such as the mean of two losses, does not count.
+    A sum or a product that is divided, such as the mean of two losses, does not count.
     """
     node, steps = getattr(loss, "grad_fn", None), _accumulation["steps"]
     for _ in range(2):
         if steps < 2 or node is None or node.name() != "DivBackward0" or node._saved_other != steps:
             return False
         node = node.next_functions[0][0]
-    return node is not None and node.name() != "AddBackward0"
+    return node is not None and node.name() not in ("AddBackward0", "MulBackward0")
 
 
 def _sum_of_gradients() -> int:
