@@ -1,84 +1,73 @@
 """Observe when gradients are clipped, and whether a `GradScaler` has still scaled them then."""
 
 import functools
-import math
-import sys
-import weakref
 
 from .events import emit, guarded, line_of_script
 from .processes import wrap
-from .weights import number_of
-from .windows import Backwards, gradients_of, holders_of, window_of
-
-MOST_STEPS = 20  # of an optimizer, whose gradients are compared
-
-
-class _Scaling:
-    """The latest call of `GradScaler.scale`."""
-
-    scaler: weakref.ref | None = None
-    at_backwards = -1
+from .weights import stored_sums, total
+from .windows import Backwards, holders_of, window_of
 
 
 def observe_torch(torch) -> None:
     for name in ("clip_grad_norm_", "clip_grad_value_"):
-        observed = _observed_clip(getattr(torch.nn.utils, name))
+        observed = _observed_clip(torch, getattr(torch.nn.utils, name))
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
             setattr(owner, name, observed)
-    wrap("scale", _scale, torch.amp.GradScaler)
+    wrap("unscale_", _unscaled, torch.amp.GradScaler)
     wrap("step", _scaled_step, torch.amp.GradScaler)
 
 
-def _observed_clip(original):
+def observe_sharded_scaler(module) -> None:
+    wrap("unscale_", _unscaled, module.ShardedGradScaler)
+
+
+def _observed_clip(torch, original):
     @functools.wraps(original)
     def clip(parameters, *args, **kwargs):
-        if not isinstance(parameters, sys.modules["torch"].Tensor):
-            parameters = list(parameters)  # a generator can be read only once
-        limit = (*args, *kwargs.values(), 0)[0]
-        _clipped(parameters, limit)
-        return original(parameters, *args, **kwargs)
+        if torch.compiler.is_compiling():
+            return original(parameters, *args, **kwargs)
+        is_single = isinstance(parameters, torch.Tensor)
+        parameters = [parameters] if is_single else list(parameters)  # it may be a generator
+        before = _sums_of_gradients(parameters)
+        result = original(parameters, *args, **kwargs)
+        _clipped(parameters, before)
+        return result
 
     return clip
 
 
 @guarded
-def _clipped(parameters, limit) -> None:
-    if not math.isfinite(float(limit)):
-        return  # the script asks for the norm only
-    parameters = parameters if isinstance(parameters, list) else [parameters]
+def _sums_of_gradients(parameters) -> list[int]:
+    return stored_sums([each.grad for each in parameters if each.grad is not None])
+
+
+@guarded
+def _clipped(parameters, before: list[int] | None) -> None:
+    is_changed = before != _sums_of_gradients(parameters)
     for optimizer in holders_of(parameters):
         window = window_of(optimizer)
-        window.is_clipped = True
+        window.is_clipped |= is_changed
         emit(
             "clip",
             optimizer=window.number,
             step=window.steps,
             backwards=Backwards.count,
             is_used=Backwards.count == window.backwards_at_step and window.steps > 0,
-            scale=_scale_of(optimizer, window),
-            gradients=number_of(gradients_of(optimizer)) if window.steps < MOST_STEPS else None,
+            is_changed=is_changed,
+            is_unscaled=window.is_unscaled,
+            gradients=total(before),
             line=line_of_script(3),
         )
 
 
-def _scale_of(optimizer, window) -> float:
-    """Return the factor of a scaler by which the gradients are still multiplied."""
-    scaler = _Scaling.scaler and _Scaling.scaler()
-    if scaler is None or _Scaling.at_backwards < window.backwards_at_step:
-        return 1.0
-    state = scaler._per_optimizer_states.get(id(optimizer), {})
-    stage = state.get("stage", None)
-    return 1.0 if stage is not None and stage.name != "READY" else scaler.get_scale()
-
-
 @guarded
-def _scale(scaler, *outputs) -> None:
-    if scaler.is_enabled():
-        _Scaling.scaler, _Scaling.at_backwards = weakref.ref(scaler), Backwards.count
+def _unscaled(scaler, optimizer=None) -> None:
+    if optimizer is not None and scaler.is_enabled():
+        window_of(optimizer).is_unscaled = True
 
 
 @guarded
 def _scaled_step(scaler, optimizer=None, *args) -> None:
     """A scaler skips the step if a gradient is infinite. The gradients are then not lost."""
     if optimizer is not None and scaler.is_enabled():
-        window_of(optimizer).is_scaled = True
+        window_of(optimizer).scale = scaler.get_scale()

@@ -12,7 +12,7 @@ from . import limits, models
 from .collectives import counted
 from .events import emit, guarded, line_of_script
 from .processes import wrap
-from .weights import BEGINNING, common_factor, magnitudes, number_of, sums, total
+from .weights import BEGINNING, common_factor, magnitudes, number_of, stored, sums, total
 from .windows import (
     Backwards,
     Window,
@@ -153,12 +153,12 @@ def _gradients_at_step(optimizer, window: Window) -> dict:
         return {}
     gradients = gradients_of(optimizer)
     factor = None
-    if window.averaged and not window.is_clipped and not window.is_scaled:
+    if window.averaged and not window.is_clipped and window.scale is None:
         factor = common_factor(window.averaged, magnitudes(gradients))
     return {
         "has_gradients": any(magnitudes(gradients)),
         "factor": factor,
-        "gradients": number_of(gradients) if window.is_clipped else None,
+        "gradients": number_of(gradients),
         "buffers": models.buffers(),
     }
 
@@ -180,6 +180,7 @@ def _after_step(optimizer, args, kwargs) -> None:
         before=window.before,
         total=total(sums(parameters)),
         parameters=len(parameters),
+        scale=window.scale,
         without_gradient=[n for n, each in enumerate(parameters) if each.grad is None],
         settings=[_settings(group) for group in optimizer.param_groups[:MOST_GROUPS]],
         **window.at_step,
@@ -216,12 +217,13 @@ def _zeroed(owner, *args) -> None:
     for optimizer in [owner] if is_optimizer else holders:
         window, versions = window_of(optimizer), _versions(optimizer)
         thrown = Backwards.count - window.backwards_at_zero
-        is_new = thrown and versions != window.gradients and not window.is_scaled
-        if is_new and all(each.isfinite().all() for each in gradients_of(optimizer)):
+        is_new = thrown and versions != window.gradients and window.scale is None
+        if is_new and all(each.isfinite().all() for each in stored(gradients_of(optimizer))):
             emit("thrown", optimizer=window.number, backwards=thrown, line=line_of_script(4))
         window.gradients = 0
     for optimizer in holders:  # also one that wraps the owner, or that it wraps
-        window_of(optimizer).backwards_at_zero = Backwards.count
+        window = window_of(optimizer)
+        window.backwards_at_zero, window.is_unscaled = Backwards.count, False
 
 
 def observe_accelerate(accelerate) -> None:

@@ -30,26 +30,53 @@ class Numbers:
         return list(self._known)
 
 
+def stored(tensors) -> list:
+    """Return the values of each tensor that are in the memory of this rank.
+
+    These are the values of a sparse tensor without its indices, and the own shard of a DTensor.
+    Tensors that store nothing readable are left out, such as those of other subclasses.
+    """
+    torch = sys.modules["torch"]
+    found = []
+    for tensor in tensors:
+        tensor = tensor.detach()
+        tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if tensor.layout is not torch.strided and type(tensor) is torch.Tensor:
+            tensor = tensor._values() if tensor.is_sparse else tensor.values()
+        if type(tensor) is torch.Tensor and not tensor.is_meta:
+            found.append(tensor.resolve_conj().resolve_neg())
+    return found
+
+
 def sums(tensors, most: int | None = None) -> list[int] | None:
     """Return a number per tensor, of its first `most` bytes. Different bits change it, as a rule.
 
     Returns None if the tensors are shards of larger ones, because ranks may then differ.
     """
+    tensors, plain = list(tensors), sys.modules["torch"].Tensor
+    if _state["fsdp"] or any(getattr(each, "_is_flat_param", False) for each in tensors):
+        return None
+    if any(type(each.data) is not plain for each in tensors):  # for example a DTensor
+        return None
+    return [_sum(each, most) for each in stored(tensors)]
+
+
+def stored_sums(tensors) -> list[int]:
+    """Return a number of the beginning of each of the first tensors, also of shards."""
+    return [_sum(each, BEGINNING) for each in stored(tensors[:PROBED])]
+
+
+def _sum(tensor, most: int | None) -> int:
     torch = sys.modules["torch"]
-    found = []
-    for tensor in tensors:
-        is_flat = _state["fsdp"] or getattr(tensor, "_is_flat_param", False)
-        if is_flat or type(tensor.data) is not torch.Tensor:  # for example a DTensor
-            return None
-        in_memory = tensor.detach()
-        if not in_memory.is_contiguous():  # for example channels_last, without a copy
-            by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-            in_memory = in_memory.permute(by_stride).contiguous()
-        content = in_memory.view(-1).view(torch.uint8)[:most]
-        whole = len(content) // 8 * 8
-        value = content[:whole].view(torch.int64).sum().item() if whole else 0
-        found.append(value ^ int(content[whole:].long().sum()) if whole < len(content) else value)
-    return found
+    if not tensor.is_contiguous():  # for example channels_last, without a copy
+        by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        tensor = tensor.permute(by_stride).contiguous()
+    content = tensor.view(-1).view(torch.uint8)[:most]
+    if content.storage_offset() % 8:  # a view of a larger tensor cannot always be read as int64
+        content = content.clone()
+    whole = len(content) // 8 * 8
+    value = content[:whole].view(torch.int64).sum().item() if whole else 0
+    return value ^ int(content[whole:].long().sum()) if whole < len(content) else value
 
 
 def total(numbers: list[int] | None) -> int | None:
@@ -65,7 +92,7 @@ def number_of(tensors) -> int | None:
 def magnitudes(tensors) -> list[float]:
     """Return the sum of the absolute values of the beginning of each of the first tensors."""
     return [
-        each.detach().reshape(-1)[:OF_EACH].double().abs().sum().item() for each in tensors[:PROBED]
+        each.reshape(-1)[:OF_EACH].abs().double().sum().item() for each in stored(tensors[:PROBED])
     ]
 
 

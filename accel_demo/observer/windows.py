@@ -21,14 +21,16 @@ class Window:
         self.backwards_at_step = self.backwards_at_zero = 0
         self.gradients = 0  # a number that changes whenever a gradient does
         self.before: int | None = None  # the weights before the current step
-        self.is_scaled = self.is_clipped = False
+        self.is_clipped = self.is_unscaled = False
+        self.scale: float | None = None  # of the `GradScaler` that makes the step
         self.averaged: list[float] = []  # magnitudes of gradients that DDP has just averaged
         self.at_step: dict = {}  # the gradients right before the step, see training.py
 
     def reset(self) -> None:
         """Forget what happened before the step that has just been made."""
         self.backwards_at_step = self.backwards_at_zero = Backwards.count
-        self.is_scaled = self.is_clipped = False
+        self.is_clipped = self.is_unscaled = False
+        self.scale = None
         self.averaged = []
         self.steps += 1
 

@@ -19,7 +19,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     if not factors:
         raise NotChecked(
             "the script also clips the gradients"
-            if any(evidence.counts("clip"))
+            if any(clip["is_changed"] for clip in rank.of("clip"))
             else "no step used only gradients that DistributedDataParallel had averaged"
         )
     lines = _lines_that_reduce_gradients(evidence)

@@ -15,7 +15,7 @@ COMPLETE = (
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
-    if not any(evidence.counts("clip")):
+    if not _clips(evidence, lambda clip: clip["is_changed"]):
         raise NotChecked("no gradients were clipped")
     for kind in (_scaled, _after_the_step, _not_averaged, _partial):
         finding = kind(evidence)
@@ -25,11 +25,20 @@ def check(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _scaled(evidence: Evidence) -> Finding | None:
-    scaled = _clips(evidence, lambda clip: clip["scale"] != 1)
+    """Report gradients that a scaler unscales only in its step, after they were clipped."""
+    scaled, factor = [], 1.0
+    for rank in evidence.ranks:
+        scales = {(step["optimizer"], step["number"]): step["scale"] for step in rank.of("step")}
+        for clip in rank.of("clip"):
+            scale = scales.get((clip["optimizer"], clip["step"])) or 1.0
+            is_late = clip["is_unscaled"] or clip["is_used"]
+            if scale != 1 and clip["is_changed"] and not is_late:
+                scaled.append((rank, clip))
+                factor = scale
     if not scaled:
         return None
     sentence = (
-        f"The gradients are clipped while they are still multiplied by {scaled[0][1]['scale']:g}, "
+        f"The gradients are clipped while they are still multiplied by {factor:g}, "
         "the factor of the GradScaler."
     )
     cure = "Call scaler.unscale_(optimizer) before clipping."
@@ -37,7 +46,7 @@ def _scaled(evidence: Evidence) -> Finding | None:
 
 
 def _after_the_step(evidence: Evidence) -> Finding | None:
-    late = _clips(evidence, lambda clip: clip["is_used"])
+    late = _clips(evidence, lambda clip: clip["is_used"] and clip["is_changed"])
     others = _clips(evidence, lambda clip: not clip["is_used"])
     if not late or len(others) >= len(late):
         return None
@@ -59,7 +68,9 @@ def _not_averaged(evidence: Evidence) -> Finding | None:
             break  # the ranks do different things
         at_step = {_gradients_at(rank, optimizer, step) for rank in evidence.ranks}
         sums = {each["gradients"] for each in clips}
-        if len(sums) > 1 and None not in sums and len(at_step) == 1 and None not in at_step:
+        is_changed = any(each["is_changed"] for each in clips)
+        is_averaged = len(at_step) == 1 and None not in at_step
+        if is_changed and is_averaged and len(sums) > 1:
             own += [(rank, rank.of("clip")[number]) for rank in evidence.ranks]
     if not own:
         return None
@@ -67,7 +78,8 @@ def _not_averaged(evidence: Evidence) -> Finding | None:
         "Each rank clips its own gradients, before they are averaged: the ranks multiply them by "
         "different factors."
     )
-    return _at(own, Finding(ERROR, "clipping", sentence, COMPLETE, PAGE))
+    cure = f"{COMPLETE} Differential privacy clips the gradients of each sample on purpose."
+    return _at(own, Finding(WARNING, "clipping", sentence, cure, PAGE))
 
 
 def _gradients_at(rank: Rank, optimizer: int, number: int) -> int | None:
@@ -83,8 +95,8 @@ def _partial(evidence: Evidence) -> Finding | None:
         return None  # the pass may belong to another optimizer
     partial, latest = [], None
     for event in rank.of("clip", "backward", "step", "thrown"):
-        if event["kind"] == "clip" and not event["is_used"]:
-            latest = event
+        if event["kind"] == "clip":
+            latest = event if event["is_changed"] and not event["is_used"] else latest
         elif event["kind"] == "backward" and latest is not None:
             partial.append((rank, latest))
             latest = None
