@@ -41,9 +41,9 @@ def stored(tensors) -> list:
     for tensor in tensors:
         tensor = tensor.detach()
         tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        if tensor.layout is not torch.strided and type(tensor) is torch.Tensor:
-            tensor = tensor._values() if tensor.is_sparse else tensor.values()
-        if type(tensor) is torch.Tensor and not tensor.is_meta:
+        tensor = tensor._values() if tensor.is_sparse else tensor
+        is_readable = tensor.layout is torch.strided and not tensor.is_meta
+        if is_readable and type(tensor) is torch.Tensor:
             found.append(tensor.resolve_conj().resolve_neg())
     return found
 
