@@ -70,7 +70,7 @@ def _not_averaged(evidence: Evidence) -> Finding | None:
         sums = {each["gradients"] for each in clips}
         is_changed = any(each["is_changed"] for each in clips)
         is_averaged = len(at_step) == 1 and None not in at_step
-        if is_changed and is_averaged and len(sums) > 1:
+        if is_changed and is_averaged and len(sums - {None}) > 1:
             own += [(rank, rank.of("clip")[number]) for rank in evidence.ranks]
     if not own:
         return None
