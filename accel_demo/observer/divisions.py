@@ -2,6 +2,8 @@
 
 from contextlib import suppress
 
+SHARDS = ("BatchSamplerShard", "IterableDatasetShard")  # of Accelerate
+
 
 def samplers_of(loader) -> list:
     """Return the samplers of a loader, the outermost first. The last one chooses the samples."""
@@ -15,11 +17,18 @@ def samplers_of(loader) -> list:
 
 
 def divided_by(loader) -> list[list]:
-    """Return the class and the number of parts of each object that divides the samples."""
-    names = ("num_replicas", "num_processes")  # of DistributedSampler, of Accelerate's shards
-    objects = [*samplers_of(loader), loader.dataset]
-    parts = [(each, getattr(each, name, None)) for each in objects for name in names]
-    return [[type(each).__name__, part] for each, part in parts if isinstance(part, int)]
+    """Return what divides the samples: each one's class, number of parts, and the part it reads."""
+    samplers = samplers_of(loader)
+    divided = [
+        [type(each).__name__, each.num_replicas, getattr(each, "rank", None)]  # DistributedSampler
+        for each in samplers
+        if isinstance(getattr(each, "num_replicas", None), int)
+    ]
+    return divided + [
+        [type(each).__name__, each.num_processes, getattr(each, "process_index", None)]
+        for each in (*samplers, loader.dataset)
+        if type(each).__name__ in SHARDS
+    ]
 
 
 def padding_of(loader, sampler) -> dict:

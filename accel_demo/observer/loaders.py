@@ -135,6 +135,8 @@ def _begun(loader, iterator) -> None:
 
 def number_of(loader) -> int | None:
     """Return the number of a loader, or of the one that Accelerate has wrapped, or None."""
+    if loader is None:  # what the weak reference to a deleted loader returns, too
+        return None
     inner = getattr(loader, "base_dataloader", loader)
     return next((own.number for own in _loaders if own.loader() is inner), None)
 

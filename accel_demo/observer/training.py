@@ -24,6 +24,7 @@ from .windows import (
 )
 
 MOST_GRADIENTS = 20  # backward passes, and steps of an optimizer, whose gradients are compared
+MOST_NODES = 10_000  # of the graph of a loss
 MOST_GROUPS = 20  # parameter groups whose settings are recorded
 _accumulation = {"steps": 1}  # micro-batches per step, inside `accelerator.accumulate`
 _stepping: list = []  # optimizers whose `step` is running, the outermost first
@@ -49,9 +50,9 @@ def observe_torch(torch) -> None:
     @functools.wraps(backward)
     def observed_backward(*args, **kwargs):
         before = counted()
-        is_divided_twice = _is_divided_twice(*args)  # the backward pass frees the divisors
+        about_loss = _about_loss(*args)  # the backward pass frees the divisors
         result = backward(*args, **kwargs)
-        _backward_done(before, is_divided_twice)
+        _backward_done(before, about_loss or {})
         return result
 
     torch.autograd.backward = observed_backward
@@ -67,7 +68,7 @@ def _constructed(optimizer) -> None:
 
 
 @guarded
-def _backward_done(before: list[int] | None, is_divided_twice: bool | None) -> None:
+def _backward_done(before: list[int] | None, about_loss: dict) -> None:
     Backwards.count += 1
     forwards = models.take_forwards()
     is_local = before is not None and before == counted()
@@ -80,8 +81,10 @@ def _backward_done(before: list[int] | None, is_divided_twice: bool | None) -> N
         samples=forwards[-1][2] if forwards else [],
         micro_batches=_accumulation["steps"],
         is_divided=_is_divided(),
-        is_divided_twice=is_divided_twice,
         gradients=_sum_of_gradients() if is_local and is_early else 0,
+        loss=about_loss.get("loss"),
+        is_divided_twice=about_loss.get("is_divided_twice"),
+        is_for_inputs=about_loss.get("is_for_inputs"),
     )
     is_averaged = bool(forwards) and all(each[1] for each in forwards)
     for optimizer in optimizers():
@@ -101,7 +104,35 @@ def _is_divided() -> bool:
 
 
 @guarded
-def _is_divided_twice(loss=None, *_) -> bool:
+def _about_loss(loss=None, *_) -> dict:
+    """Return properties of a loss, before the backward pass: `loss` is a number of its bits."""
+    is_tensor = isinstance(loss, sys.modules["torch"].Tensor)
+    is_early = Backwards.count < MOST_GRADIENTS
+    return {
+        "loss": number_of([loss]) if is_tensor and is_early else None,
+        "is_divided_twice": _is_divided_twice(loss),
+        "is_for_inputs": _is_for_inputs(loss),
+    }
+
+
+def _is_for_inputs(loss) -> bool:
+    """Return True if the pass gives a gradient to a leaf that is not a parameter, like an input."""
+    parameter = sys.modules["torch"].nn.Parameter
+    held = {id(each) for optimizer in optimizers() for each in parameters_of(optimizer)}
+    waiting, seen = [getattr(loss, "grad_fn", None)], {None}
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "torch::autograd::AccumulateGrad":
+            if not isinstance(node.variable, parameter) and id(node.variable) not in held:
+                return True
+        waiting += [each for each, _ in node.next_functions]
+    return False
+
+
+def _is_divided_twice(loss) -> bool:
     """Return True if the loss is divided by the number of micro-batches twice in a row.
 
     A sum or a product that is divided, such as the mean of two losses, does not count.

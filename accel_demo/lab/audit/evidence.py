@@ -93,5 +93,15 @@ class Evidence:
         """True if training ran inside torch.distributed.algorithms.join.Join, as in DDP.join()."""
         return any(self.counts("join"))
 
+    @property
+    def is_shortened_unevenly(self) -> bool:
+        """True if the audit has ended a pass after different numbers of batches on the ranks."""
+        batches: dict[tuple, set[int]] = {}
+        for rank in self.ranks:
+            for end in rank.of("pass end"):
+                if end["batches"] != end["whole"]:
+                    batches.setdefault((end["loader"], end["number"]), set()).add(end["batches"])
+        return any(len(each) > 1 for each in batches.values())
+
     def counts(self, kind: str) -> list[int]:
         return [len(rank.of(kind)) for rank in self.ranks]

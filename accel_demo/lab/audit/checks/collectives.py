@@ -42,6 +42,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             finding.add_place(rank.crash_line or _line_of_error(rank), rank.number)
         yield finding
     elif finding := _who_left(evidence):
+        if evidence.is_shortened_unevenly:
+            raise NotChecked("passes ended after different numbers of batches (see --batches)")
         yield finding
 
 

@@ -120,7 +120,7 @@ def _evaluations(rank: Rank) -> dict[tuple[int, int], tuple[dict, float]]:
 
 def _parts(begin: dict) -> int:
     """Return the number of parts into which samplers divide the samples of a pass."""
-    return math.prod(parts for _, parts in begin["divided_by"])
+    return math.prod(parts for _, parts, _ in begin["divided_by"])
 
 
 def _is_known(ranks: list[Rank], evaluation: list) -> bool:

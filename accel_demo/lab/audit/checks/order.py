@@ -33,11 +33,20 @@ def check(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _epochs(rank: Rank, loader: int) -> list[list[dict]]:
-    """Return the passes of the longest training run. A new optimizer begins another one."""
-    runs: dict[int, list[list[dict]]] = {}
+    """Return the passes of the longest training run.
+
+    A new optimizer begins another one, and so does a return to earlier weights, as after a search
+    for a learning rate.
+    """
+    runs: dict[tuple[int, int], list[list[dict]]] = {}
+    returns, earlier = 0, set()
     for batches in rank.training_passes.get(loader, []):
-        optimizers = [each for each in rank.of("optimizer") if each["time"] < batches[0]["time"]]
-        runs.setdefault(len(optimizers), []).append(batches)
+        begin = batches[0]["time"]
+        optimizers = [each for each in rank.of("optimizer") if each["time"] < begin]
+        weights = next((each["before"] for each in rank.of("step") if each["time"] > begin), None)
+        returns += weights in earlier
+        earlier |= {weights} - {None}
+        runs.setdefault((len(optimizers), returns), []).append(batches)
     return max(runs.values(), key=len, default=[])
 
 

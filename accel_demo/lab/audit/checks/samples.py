@@ -134,24 +134,29 @@ def _share_of_indices(first: Rank, second: Rank, loader: int) -> float:
 
 def _check_inputs(evidence: Evidence) -> Iterator[Finding]:
     """Without a loader, compare what the wrapped models received, or the gradients of each rank."""
-    inputs, gradients = {}, {}
+    inputs, losses, gradients = {}, {}, {}
     for rank in evidence.ranks:
         backwards = rank.of("backward")
         sums = [tuple(map(tuple, event["samples"])) for event in backwards]
         inputs[rank.number] = [each for each in sums if each and len(each[0]) >= LEAST]
         gradients[rank.number] = [each["gradients"] for each in backwards if each["gradients"]]
+        losses[rank.number] = [event["loss"] for event in backwards]
     evident = inputs if all(inputs.values()) else gradients
     first, *others = evident
     if not others or min(map(len, evident.values())) < LEAST:
         raise NotChecked("no step has used gradients from the batches of a data loader")
     same = [rank for rank in others if evident[rank] == evident[first]]
+    if same and evident is inputs:  # each rank may compute the loss of its own nodes of a graph
+        same = [rank for rank in same if losses[rank] == losses[first]]
+        if not same:
+            raise NotChecked("the models received equal inputs, but their losses differ")
     if same:
         finding = Finding(
             ERROR,
             "samples",
             "All ranks train on the same samples: "
             + (
-                "their models received equal inputs."
+                "their models received equal inputs, and their losses are equal."
                 if evident is inputs
                 else "their gradients are equal before they are averaged."
             ),

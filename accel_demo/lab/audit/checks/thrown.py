@@ -22,7 +22,11 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     if len({event["optimizer"] for event in steps}) > 1:
         # A GAN's generator gets gradients from the discriminator's loss, and drops them.
         raise NotChecked("several optimizers make steps")
-    thrown = [event for event in _thrown(first) if not _is_made_by_the_audit(first, event)]
+    thrown = [
+        event
+        for event in _thrown(first)
+        if not _is_made_by_the_audit(first, event) and not _is_for_inputs(first, event)
+    ]
     if not thrown:
         return
     lost = sum(event["backwards"] for event in thrown)
@@ -56,6 +60,12 @@ def _thrown(rank: Rank) -> list[dict]:
     """Return the losses of optimizers that make steps. Another one, such as SAM, wraps them."""
     stepping = {step["optimizer"] for step in rank.of("step")}
     return [event for event in rank.of("thrown") if event["optimizer"] in stepping]
+
+
+def _is_for_inputs(rank: Rank, event: dict) -> bool:
+    """Return True for backward passes that compute gradients of inputs, as FGSM does."""
+    passes = [each for each in rank.of("backward") if each["time"] < event["time"]]
+    return all(each["is_for_inputs"] for each in passes[-event["backwards"] :])
 
 
 def _last_before(rank: Rank, event: dict) -> dict | None:
