@@ -44,6 +44,7 @@ def _observe_all() -> None:
 
     ends.watch()
     files.watch()
+    metrics.observe_output()
     for module in (answers, metrics):
         when_imported(GROUPS, module.observe_groups)
     when_imported("multiprocessing.process", metrics.observe_processes)

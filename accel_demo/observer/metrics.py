@@ -1,6 +1,7 @@
 """Observe evaluations: when a model is set to `eval`, and what Accelerate gathers."""
 
 import functools
+import re
 import sys
 from collections.abc import Mapping
 
@@ -10,7 +11,8 @@ from .processes import wrap
 
 MOST_EVENTS = 2000  # of each kind
 MOST_TENSORS = 100  # that are gathered at once
-_emitted = {"eval": 0, "gathered": 0, "message": 0}
+_emitted = {"eval": 0, "gathered": 0, "message": 0, "printed": 0}
+_NUMBER = re.compile(r"\d\.\d")
 
 
 def observe_torch(torch) -> None:
@@ -18,7 +20,7 @@ def observe_torch(torch) -> None:
 
 
 def observe_accelerate(accelerate) -> None:
-    for name in ("gather", "gather_for_metrics", "reduce"):
+    for name in ("gather", "gather_for_metrics"):
         _observe_gather(accelerate.Accelerator, name)
 
 
@@ -26,6 +28,14 @@ def observe_groups(module) -> None:
     """Notice messages between two ranks: with gloo, the Flight Recorder does not record them."""
     for name in ("send", "isend"):
         wrap(name, _sends, module, sys.modules["torch.distributed"])
+    for name in ("set", "add", "append"):
+        wrap(name, _stores, module.Store)
+
+
+def observe_output() -> None:
+    """Notice that a number is printed, which may be a metric."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        wrap("write", _prints, stream)
 
 
 def observe_processes(module) -> None:
@@ -90,6 +100,20 @@ def _sizes(value) -> list[list[int]]:
 def _sends(*_) -> None:
     if not _emitted["message"]:
         _emit("message", line=line_of_script(4))
+
+
+@guarded
+def _stores(*_) -> None:
+    """Notice a value that the script itself passes on in a store. Libraries do so to connect."""
+    if is_own_file(sys._getframe(3).f_code.co_filename):
+        _sends()
+
+
+@guarded
+def _prints(text, *_) -> None:
+    is_progress = "\r" in text  # of a bar
+    if not is_progress and _NUMBER.search(text):
+        _emit("printed")
 
 
 @guarded

@@ -29,11 +29,12 @@ def check(evidence: Evidence) -> Iterator[Finding]:
 def unexplained(evidence: Evidence, findings: list[Finding]) -> Iterator[Finding]:
     """Report the exit code of a command that failed, unless one of the findings explains it.
 
-    If the audit has ended the training (see --steps), what follows may fail because of this.
+    If the audit has ended the training (see --steps), or passes after different numbers of batches
+    (see --batches), what follows may fail because of this.
     """
     explained = any(each.check in ("deaths", "collectives", "batches") for each in findings)
-    ended_by_audit = evidence.exit_code is None or any(evidence.counts("enough"))
-    if evidence.exit_code == 0 or ended_by_audit or evidence.out_of_time or explained:
+    ended_by_audit = any(evidence.counts("enough")) or evidence.is_shortened_unevenly
+    if evidence.exit_code in (0, None) or ended_by_audit or evidence.out_of_time or explained:
         return
     yield Finding(
         ERROR,

@@ -1,15 +1,13 @@
 """Does each metric contain every sample of all ranks exactly once?"""
 
-import ast
 import math
 import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 from accel_demo.lab.audit.evidence import Evidence
+from accel_demo.lab.audit.padding import gathers_of, padded_results
 from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import NOTE, WARNING, Finding, NotChecked, text_of
+from accel_demo.lab.audit.result import NOTE, WARNING, Finding, NotChecked
 from accel_demo.wording import counted
 
 PAGE = "30_who_saw_which_sample"
@@ -20,19 +18,16 @@ OF_LIBRARIES = re.compile(
     r"/torch/(nn/parallel|distributed/(fsdp|_composable|optim|checkpoint))/"
     r"|/accelerate/(utils/random|data_loader)\.py$"
 )
-# Names in a script that may remove the padding itself
-OF_PADDING = re.compile("uniq|dedup|duplic|remainder|seen|padded|(?<!attention_)mask", re.I)
-OF_METRICS = re.compile("loss|acc(?!el)|correct|right|score|metric|error", re.I)
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
     evidence.require_data_parallel()
     evaluations = [_evaluations(rank) for rank in evidence.ranks]
     common = set.intersection(*map(set, evaluations))
-    gathers = [_gathers(rank) for rank in evidence.ranks]
+    gathers = [gathers_of(rank) for rank in evidence.ranks]
     if not common and not any(gathers):
         raise NotChecked("no evaluation of a loader that is divided between the ranks was seen")
-    yield from _padded(evidence.ranks, gathers)
+    yield from padded_results(evidence.ranks, gathers)
     by_loader: dict[int, list] = {}
     for key in sorted(common):
         each = [passes[key] for passes in evaluations]
@@ -59,23 +54,32 @@ def _of_shares(evidence: Evidence, evaluations: list) -> Finding | None:
     begin, _ = evaluations[0][0]
     combined = [_is_combined(evidence.ranks, each) for each in evaluations]
     written = [_is_written(evidence.ranks, each) for each in evaluations]
-    if not any(combined + written) and not _passed_on_otherwise(evidence):
+    if not any(combined + written):
+        if _passed_on_otherwise(evidence):
+            raise NotChecked("the ranks may combine their results without a recorded collective")
+        is_reported = all(_is_reported(evidence.ranks, each) for each in evaluations)
         return Finding(
-            WARNING,
+            WARNING if is_reported else NOTE,
             "metrics",
             f"Each rank evaluates its own share of {begin['samples'] or 'the'} samples, but no "
-            "collective combines the results: each rank has only the metric of its own share.",
+            "collective combines the results: "
+            + (
+                "the number that is printed is only the metric of one share."
+                if is_reported
+                else "if they are a metric, each rank has only that of its own share."
+            ),
             "Add up the results of all ranks, for example with dist.all_reduce or "
             "accelerator.gather_for_metrics, before you use the metric.",
             PAGE,
         )
-    is_padded = begin["sampler"] == "DistributedSampler" and begin["padded"] and begin["line"]
-    if all(combined) and is_padded and not _may_drop_padding(begin["line"][0]):
+    is_padded = begin["sampler"] == "DistributedSampler" and begin["padded"]
+    if all(combined) and is_padded:
         return Finding(
             NOTE,
             "metrics",
             f"DistributedSampler repeats {counted(begin['padded'], 'sample')} in this evaluation, "
-            "so that all ranks have equally many: a metric of all ranks counts them twice.",
+            "so that all ranks have equally many: a metric of all ranks counts them twice, unless "
+            "the script drops them.",
             "Put the results of all ranks back into the sampler's order, and keep as many as the "
             "dataset has samples.",
             PAGE,
@@ -156,113 +160,16 @@ def _is_written(ranks: list[Rank], evaluation: list) -> bool:
     )
 
 
+def _is_reported(ranks: list[Rank], evaluation: list) -> bool:
+    """Return True if some ranks, but not all, have printed a number before training went on."""
+    printed = [
+        any(begin["time"] <= event["time"] <= end for event in rank.of("printed"))
+        for rank, (begin, end) in zip(ranks, evaluation, strict=True)
+    ]
+    return any(printed) and not all(printed)
+
+
 def _passed_on_otherwise(evidence: Evidence) -> bool:
     """Return True if the ranks may combine results in a way that the recorder does not see."""
     is_recorded = any(rank.collectives for rank in evidence.ranks)
     return any(evidence.counts("shared")) or evidence.has_messages or not is_recorded
-
-
-def _gathers(rank: Rank) -> list[tuple[dict, dict]]:
-    """Return the calls that gather results in passes that are not for training, and the passes.
-
-    Only `gather_for_metrics` is certainly about a metric. Other calls count if a model was set to
-    `eval` since the last backward pass.
-    """
-    passes = {(each["loader"], each["number"]): each for each in rank.of("pass")}
-    latest, read, is_set, found = None, 0, False, []
-    for event in rank.events:
-        if event["kind"] in ("batch", "pass end"):
-            latest = passes.get((event["loader"], event["number"]))
-            read = event.get("batches", 0)  # known at the end
-        elif event["kind"] in ("eval", "backward"):
-            is_set = event["kind"] == "eval"
-        elif event["kind"] == "gathered" and latest and latest["padded"]:
-            is_metric = is_set or event["name"] == "gather_for_metrics"
-            is_prepared = latest["sampler"] != "DistributedSampler"
-            if latest["loader"] not in rank.training_passes and is_metric and is_prepared:
-                found.append((event, latest | {"read": read}))
-    return found
-
-
-def _padded(ranks: list[Rank], gathers: list[list]) -> Iterator[Finding]:
-    """Report results of padding: in the last batch, or in all batches that are gathered at once."""
-    lines: dict[tuple, tuple[dict, dict, list]] = {}
-    for rank, calls in zip(ranks, gathers, strict=True):
-        for event, about in calls:
-            key = event["name"], str(event["line"])
-            if _counts_padding(event, about) and not _may_drop_padding(event["line"][0]):
-                lines.setdefault(key, (event, about, []))[2].append((event["line"], rank.number))
-    for event, about, places in lines.values():
-        if len(places) < len(ranks):
-            continue
-        name, padding = event["name"], counted(about["padded"], "padded sample")
-        if event["loader"] != about["loader"]:
-            sentence = (
-                f"accelerator.{name} is called after the loop, so it also returns the results of "
-                f"{padding}, which are counted twice."
-            )
-            cure = "Call accelerator.gather_for_metrics in the loop, after each batch."
-        elif all(math.prod(size) > 1 for size in event["sizes"]):
-            sentence = (
-                f"accelerator.{name} also returns the results of {padding} in the last batch, "
-                "which are counted twice."
-            )
-            cure = "Call accelerator.gather_for_metrics instead, which drops them."
-        else:
-            sentence = (
-                f"accelerator.{name} receives one number per batch. In the last batch, these "
-                f"numbers contain {padding}, which can no longer be dropped."
-            )
-            cure = (
-                "Pass one number per sample to accelerator.gather_for_metrics, for example the "
-                'loss with reduction="none", and compute the mean afterwards.'
-            )
-        finding = Finding(WARNING, "metrics", sentence, cure, PAGE)
-        for line, rank in places:
-            finding.add_place(line, rank)
-        yield finding
-
-
-def _counts_padding(event: dict, about: dict) -> bool:
-    """Return True if the results that are gathered are known to contain those of the padding."""
-    lengths, share = {size[0] if size else 1 for size in event["sizes"]}, about["share"]
-    if share == 1 or not lengths:
-        return False
-    if event["loader"] != about["loader"]:  # after the loop
-        return event["name"] != "reduce" and lengths == {share * about["read"]}
-    if not event["is_last"]:
-        return False
-    if event["name"] == "gather_for_metrics":
-        return 1 in lengths and lengths <= {1, share}
-    if event["name"] == "gather" and lengths == {share}:
-        return True
-    is_number = all(math.prod(size) == 1 for size in event["sizes"])
-    return is_number and bool(OF_METRICS.search(text_of(event["line"])))
-
-
-@cache
-def _may_drop_padding(path: str) -> bool:
-    """Return True if a file may itself take care that no sample is counted twice.
-
-    For example, it slices the results to the length of the dataset, or stores them by an index.
-    """
-    try:
-        tree = ast.parse(Path(path).read_text())
-    except (OSError, ValueError, SyntaxError):
-        return True
-    for node in ast.walk(tree):
-        name = getattr(node, "id", getattr(node, "attr", getattr(node, "arg", None)))
-        if isinstance(name, str) and OF_PADDING.search(name):
-            return True
-        if isinstance(node, ast.Subscript) and _selects(node):
-            return True
-    return False
-
-
-def _selects(node: ast.Subscript) -> bool:
-    """Return True for `results[:number]` and `results[index] = …`, with a number that varies."""
-    place = node.slice
-    if isinstance(place, ast.Slice):
-        is_constant = isinstance(place.upper, ast.Constant | ast.UnaryOp | None)
-        return place.lower is None and not is_constant
-    return isinstance(node.ctx, ast.Store) and not isinstance(place, ast.Constant)
