@@ -119,10 +119,10 @@ def _is_for_inputs(loss) -> bool:
     """Return True if the pass gives a gradient to a leaf that is not a parameter, like an input."""
     parameter = sys.modules["torch"].nn.Parameter
     held = {id(each) for optimizer in optimizers() for each in parameters_of(optimizer)}
-    waiting, seen = [getattr(loss, "grad_fn", None)], {None}
+    waiting, seen = [getattr(loss, "grad_fn", None)], set()
     while waiting and len(seen) < MOST_NODES:
         node = waiting.pop()
-        if node in seen:
+        if node is None or node in seen:
             continue
         seen.add(node)
         if node.name() == "torch::autograd::AccumulateGrad":

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from torch.utils.data import DataLoader
 
 from accel_demo.errors import UserError
 from accel_demo.lab.audit.command import check_usable, run_checks
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.ranks import read_launches
 from accel_demo.lab.audit.result import NOTE, Finding
+from accel_demo.observer import loaders
 from tests.conftest import rank_environments, start_process, wait_for_all
 from tests.exercises.wrong_answers import patched
 
@@ -82,6 +84,13 @@ def test_a_right_script_causes_no_finding(name, tmp_path):
     assert not [event for rank in evidence.ranks for event in rank.of("fault")]
     assert min(evidence.counts("step")) >= 9
     assert run_checks(evidence)[0] == []  # not even a note
+
+
+def test_no_loader_is_not_taken_for_a_deleted_one(monkeypatch):
+    monkeypatch.setattr(loaders, "_loaders", [])
+    loaders._entry_of(DataLoader([1]), ("key",))
+    assert [own.loader() for own in loaders._loaders] == [None]
+    assert loaders.number_of(None) is None
 
 
 def test_repeated_samples_of_an_evaluation_are_a_note(tmp_path):

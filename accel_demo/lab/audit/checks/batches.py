@@ -73,7 +73,7 @@ def _batches(rank: Rank, begin: dict) -> int | None:
     if begin["length"] is not None:
         return begin["length"]
     end = _end(rank, begin)
-    return end and end["whole"]
+    return end["whole"] if end else None
 
 
 def _end(rank: Rank, begin: dict) -> dict | None:
