@@ -34,8 +34,9 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         if len({str(begin["line"]) for begin in begins}) > 1:
             break  # the ranks read different loaders
         lengths = [_batches(rank, begin) for rank, begin in zip(ranks, begins, strict=True)]
-        unknown |= None in lengths
-        if None not in lengths and len(set(lengths)) > 1:
+        known = [length for length in lengths if length is not None]
+        unknown |= len(known) < len(lengths)
+        if len(known) == len(lengths) and len(set(known)) > 1:
             ends = [_end(rank, begin) for rank, begin in zip(ranks, begins, strict=True)]
             is_left = [
                 end is None
@@ -44,7 +45,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             ]
             if any(is_left):
                 raise NotChecked("the script leaves a loader before its end")
-            shortest = ends[lengths.index(min(lengths))]
+            shortest = ends[known.index(min(known))]
             counts = (f"rank {rank.number} has {n}" for rank, n in zip(ranks, lengths, strict=True))
             finding = Finding(
                 ERROR if shortest and shortest["batches"] == shortest["whole"] else WARNING,
