@@ -1,5 +1,6 @@
 """What an audit has seen of a launch, and what it can be used for."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from accel_demo.lab.audit.ranks import Rank
@@ -95,13 +96,19 @@ class Evidence:
 
     @property
     def is_shortened_unevenly(self) -> bool:
-        """True if the audit has ended a pass after different numbers of batches on the ranks."""
-        batches: dict[tuple, set[int]] = {}
-        for rank in self.ranks:
-            for end in rank.of("pass end"):
-                if end["batches"] != end["whole"]:
-                    batches.setdefault((end["loader"], end["number"]), set()).add(end["batches"])
-        return any(len(each) > 1 for each in batches.values())
+        """True if the audit has ended a pass on one rank, and another rank has read more of it."""
+        read = Counter(
+            (rank.number, batch["loader"], batch["number"])
+            for rank in self.ranks
+            for batch in rank.of("batch")
+        )
+        return any(
+            read[other.number, end["loader"], end["number"]] > end["batches"]
+            for rank in self.ranks
+            for end in rank.of("pass end")
+            for other in self.ranks
+            if end["batches"] != end["whole"]
+        )
 
     def counts(self, kind: str) -> list[int]:
         return [len(rank.of(kind)) for rank in self.ranks]
