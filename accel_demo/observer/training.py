@@ -4,7 +4,6 @@ Only class-level hooks and weak references: a hook on a model would be pickled a
 """
 
 import functools
-import os
 import sys
 from contextlib import contextmanager
 
@@ -25,6 +24,9 @@ from .windows import (
 
 MOST_GRADIENTS = 20  # backward passes, and steps of an optimizer, whose gradients are compared
 MOST_GROUPS = 20  # parameter groups whose settings are recorded
+# Names of functions in the graph of a loss
+SUM, QUOTIENT, PRODUCT = "AddBackward0", "DivBackward0", "MulBackward0"
+PASSED_ON = ("MeanBackward0", "SumBackward0", "ToCopyBackward0")
 _accumulation = {"steps": 1}  # micro-batches per step, inside `accelerator.accumulate`
 _stepping: list = []  # optimizers whose `step` is running, the outermost first
 
@@ -49,9 +51,9 @@ def observe_torch(torch) -> None:
     @functools.wraps(backward)
     def observed_backward(*args, **kwargs):
         before = counted()
-        is_divided_twice = _is_divided_twice(*args)  # the backward pass frees the divisors
+        divisions = _divisions(*args)  # the backward pass frees the divisors
         result = backward(*args, **kwargs)
-        _backward_done(before, is_divided_twice)
+        _backward_done(before, divisions)
         return result
 
     torch.autograd.backward = observed_backward
@@ -67,7 +69,7 @@ def _constructed(optimizer) -> None:
 
 
 @guarded
-def _backward_done(before: list[int] | None, is_divided_twice: bool | None) -> None:
+def _backward_done(before: list[int] | None, divisions: int | None) -> None:
     Backwards.count += 1
     forwards = models.take_forwards()
     is_local = before is not None and before == counted()
@@ -79,8 +81,7 @@ def _backward_done(before: list[int] | None, is_divided_twice: bool | None) -> N
         replicas=[[number, is_averaged] for number, is_averaged, _ in forwards],
         samples=forwards[-1][2] if forwards else [],
         micro_batches=_accumulation["steps"],
-        is_divided=_is_divided(),
-        is_divided_twice=is_divided_twice,
+        divisions=divisions,
         gradients=_sum_of_gradients() if is_local and is_early else 0,
     )
     is_averaged = bool(forwards) and all(each[1] for each in forwards)
@@ -89,29 +90,27 @@ def _backward_done(before: list[int] | None, is_divided_twice: bool | None) -> N
         window.averaged = magnitudes(gradients_of(optimizer)) if is_averaged and is_early else []
 
 
-def _is_divided() -> bool:
-    """Return True if Accelerate has divided the loss by the number of micro-batches."""
-    frame = sys._getframe(3)  # the caller of torch.autograd.backward
-    while frame is not None:
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if name == "backward" and file.endswith(os.path.join("accelerate", "accelerator.py")):
-            return True
-        frame = frame.f_back
-    return False
-
-
 @guarded
-def _is_divided_twice(loss=None, *_) -> bool:
-    """Return True if the loss is divided by the number of micro-batches twice in a row.
+def _divisions(loss=None, *_) -> int:
+    """Return how often the loss is divided by the number of micro-batches: 0, 1 or 2 times.
 
-    A sum that is divided, such as the mean of two losses, does not count.
+    By Accelerate, by the script, or by both in a row. Any factor of the script counts as 1, because
+    it may contain that number, and so does the mean of two losses: a sum that is divided.
     """
     node, steps = getattr(loss, "grad_fn", None), _accumulation["steps"]
+    if node is None or steps < 2:
+        return 1
+    while node.name() in PASSED_ON:
+        if (node := node.next_functions[0][0]) is None:
+            return 1
+    parts = [each for each, _ in node.next_functions] if node.name() == SUM else [node]
+    if not all(each is None or each.name() in (QUOTIENT, PRODUCT) for each in parts):
+        return 0
     for _ in range(2):
-        if steps < 2 or node is None or node.name() != "DivBackward0" or node._saved_other != steps:
-            return False
+        if node is None or node.name() != QUOTIENT or node._saved_other.tolist() != steps:
+            return 1
         node = node.next_functions[0][0]
-    return node is not None and node.name() != "AddBackward0"
+    return 1 if node is None or node.name() == SUM else 2
 
 
 def _sum_of_gradients() -> int:
