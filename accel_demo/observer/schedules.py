@@ -85,8 +85,8 @@ def observe_accelerate(accelerate) -> None:
 
 def _position(scheduler) -> int:
     inner = getattr(scheduler, "scheduler", scheduler)  # Accelerate's wrapper
-    if not hasattr(inner, "last_epoch"):  # ChainedScheduler
-        inner = next(iter(getattr(inner, "_schedulers", [])), None)
+    if not hasattr(inner, "last_epoch") and getattr(inner, "_schedulers", []):
+        return _position(inner._schedulers[0])  # ChainedScheduler
     return getattr(inner, "last_epoch", 0)
 
 

@@ -11,10 +11,11 @@ import torch
 import yaml
 
 from accel_demo.errors import UserError
+from accel_demo.lab.audit.checks.settings import different_setting
 from accel_demo.lab.audit.command import check_usable, run_checks
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.ranks import read_launches
-from accel_demo.lab.audit.result import NOTE, Finding
+from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding
 from tests.conftest import rank_environments, start_process, wait_for_all
 from tests.exercises.wrong_answers import patched
 
@@ -72,7 +73,7 @@ def test_the_fault_is_found_with_its_line(name, tmp_path):
     verdict = fault.get("verdict", "above a note")
     found = [each for each in findings if verdict == NOTE or each.verdict != NOTE]
     assert {finding.check for finding in found} == {fault["check"]}
-    assert verdict != NOTE or {finding.verdict for finding in found} == {NOTE}
+    assert "verdict" not in fault or {finding.verdict for finding in found} == {verdict}
     assert fault["line"] in [place.text for place in found[0].places]
 
 
@@ -82,6 +83,22 @@ def test_a_right_script_causes_no_finding(name, tmp_path):
     assert not [event for rank in evidence.ranks for event in rank.of("fault")]
     assert min(evidence.counts("step")) >= 9
     assert run_checks(evidence)[0] == []  # not even a note
+
+
+def test_all_values_of_a_setting_that_differs_are_named():
+    groups = [[{"lr": 0.1, "betas": [0.9, beta]}] for beta in (0.99, 0.999)]
+    assert different_setting(groups) == ("betas", ["(0.9, 0.99)", "(0.9, 0.999)"])
+
+
+@pytest.mark.slow
+def test_different_settings_for_models_that_differ_are_a_warning(tmp_path):
+    script = text_of(SCRIPTS["by_hand"]).replace("lr=0.01", "lr=0.01 * (rank + 1)")
+    script = script.replace("    model = ", "    torch.manual_seed(rank)\n    model = ")
+    findings, _ = run_checks(observe(script, tmp_path))
+    assert {each.check: each.verdict for each in findings} == {
+        "initial": ERROR,
+        "settings": WARNING,
+    }
 
 
 def test_repeated_samples_of_an_evaluation_are_a_note(tmp_path):

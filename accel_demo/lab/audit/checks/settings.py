@@ -23,7 +23,7 @@ def _different_settings(evidence: Evidence) -> Iterator[Finding]:
         own = zip(evidence.ranks, optimizers, strict=True)
         steps = zip(*(rank.steps(optimizer) for rank, optimizer in own), strict=False)
         for number, same in enumerate(steps):
-            name, values = _difference([step["settings"] for step in same])
+            name, values = different_setting([step["settings"] for step in same])
             if name is None:
                 continue
             listed = (
@@ -33,7 +33,7 @@ def _different_settings(evidence: Evidence) -> Iterator[Finding]:
             before, after = ({step[when] for step in same} for when in ("before", "total"))
             is_apart = len(before) == 1 < len(after)
             finding = Finding(
-                ERROR if all(evidence.counts("wrapped")) else WARNING,
+                ERROR if is_apart or all(evidence.counts("wrapped")) else WARNING,
                 "settings",
                 f"The ranks make step {number + 1} with different settings: {', '.join(listed)}."
                 + " Their weights are no longer equal after it." * is_apart,
@@ -48,7 +48,7 @@ def _different_settings(evidence: Evidence) -> Iterator[Finding]:
             break
 
 
-def _difference(settings: list[list[dict]]) -> tuple[str | None, list[str]]:
+def different_setting(settings: list[list[dict]]) -> tuple[str | None, list[str]]:
     """Return the first setting in which the parameter groups of the ranks differ, and its values.
 
     A setting is a number, or several ones, such as the betas of Adam.
