@@ -17,9 +17,6 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     rank, world = evidence.ranks[0], evidence.ranks[0].connected_world
     if not rank.of("wrapped"):
         raise NotChecked("no model is wrapped in DistributedDataParallel")
-    lines = _lines_that_reduce_gradients(evidence)
-    if not lines:
-        raise NotChecked("the script does not all-reduce gradients itself")
     factors = [step["factor"] for step in rank.of("step") if step.get("factor")]
     if not factors:
         raise NotChecked(
@@ -27,6 +24,11 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             if any(evidence.counts("clip"))
             else "no step used only gradients that DistributedDataParallel had averaged"
         )
+    lines = _lines_that_reduce_gradients(evidence)
+    if not lines:
+        if _is_regular(factors, 1.0):
+            return
+        raise NotChecked("the script multiplies or divides the gradients itself, maybe rightly")
     if _is_regular(factors, 1.0):
         finding = Finding(
             NOTE,
