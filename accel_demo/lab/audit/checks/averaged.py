@@ -26,7 +26,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         )
     lines = _lines_that_reduce_gradients(evidence)
     if not lines:
-        if _is_regular(factors, 1.0):
+        if all(abs(factor - 1) < 1e-3 for factor in factors):
             return
         raise NotChecked("the script multiplies or divides the gradients itself, maybe rightly")
     if _is_regular(factors, 1.0):
