@@ -69,6 +69,11 @@ def take_forwards() -> list[list]:
     return forwards
 
 
+def has_hooks() -> bool:
+    """Return True if the script averages gradients with a hook of its own, or one of PyTorch's."""
+    return any(getattr(replica, "_comm_hooks", None) for replica in replicas.objects())
+
+
 def buffers() -> int | None:
     """Return a number of the first buffers of the wrapped models, or None if they have none."""
     return number_of(each for replica in replicas.objects() for each in replica.buffers())

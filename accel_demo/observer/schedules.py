@@ -85,6 +85,8 @@ def observe_accelerate(accelerate) -> None:
 
 def _position(scheduler) -> int:
     inner = getattr(scheduler, "scheduler", scheduler)  # Accelerate's wrapper
+    if not hasattr(inner, "last_epoch") and getattr(inner, "_schedulers", []):
+        return _position(inner._schedulers[0])  # ChainedScheduler
     return getattr(inner, "last_epoch", 0)
 
 
@@ -100,5 +102,6 @@ def _scheduled(scheduler, before: int) -> None:
             name=type(inner).__name__,
             optimizer=window_of(optimizer).number,
             advanced=advanced,
+            position=_position(scheduler),
             line=line_of_script(4),
         )

@@ -4,11 +4,10 @@ Only class-level hooks and weak references: a hook on a model would be pickled a
 """
 
 import functools
-import os
 import sys
 from contextlib import contextmanager
 
-from . import limits, models
+from . import limits, losses, models
 from .collectives import counted
 from .events import emit, guarded, line_of_script
 from .processes import wrap
@@ -24,7 +23,6 @@ from .windows import (
 )
 
 MOST_GRADIENTS = 20  # backward passes, and steps of an optimizer, whose gradients are compared
-MOST_NODES = 10_000  # of the graph of a loss
 MOST_GROUPS = 20  # parameter groups whose settings are recorded
 _accumulation = {"steps": 1}  # micro-batches per step, inside `accelerator.accumulate`
 _stepping: list = []  # optimizers whose `step` is running, the outermost first
@@ -50,9 +48,10 @@ def observe_torch(torch) -> None:
     @functools.wraps(backward)
     def observed_backward(*args, **kwargs):
         before = counted()
-        about_loss = _about_loss(*args)  # the backward pass frees the divisors
+        is_early = Backwards.count < MOST_GRADIENTS
+        about_loss = losses.about(_accumulation["steps"], is_early, *args)
         result = backward(*args, **kwargs)
-        _backward_done(before, about_loss or {})
+        _backward_done(before, about_loss or losses.UNKNOWN)
         return result
 
     torch.autograd.backward = observed_backward
@@ -80,69 +79,13 @@ def _backward_done(before: list[int] | None, about_loss: dict) -> None:
         replicas=[[number, is_averaged] for number, is_averaged, _ in forwards],
         samples=forwards[-1][2] if forwards else [],
         micro_batches=_accumulation["steps"],
-        is_divided=_is_divided(),
         gradients=_sum_of_gradients() if is_local and is_early else 0,
-        loss=about_loss.get("loss"),
-        is_divided_twice=about_loss.get("is_divided_twice"),
-        is_for_inputs=about_loss.get("is_for_inputs"),
+        **about_loss,
     )
-    is_averaged = bool(forwards) and all(each[1] for each in forwards)
+    is_averaged = bool(forwards) and all(each[1] for each in forwards) and not models.has_hooks()
     for optimizer in optimizers():
         window = window_of(optimizer)
         window.averaged = magnitudes(gradients_of(optimizer)) if is_averaged and is_early else []
-
-
-def _is_divided() -> bool:
-    """Return True if Accelerate has divided the loss by the number of micro-batches."""
-    frame = sys._getframe(3)  # the caller of torch.autograd.backward
-    while frame is not None:
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if name == "backward" and file.endswith(os.path.join("accelerate", "accelerator.py")):
-            return True
-        frame = frame.f_back
-    return False
-
-
-@guarded
-def _about_loss(loss=None, *_) -> dict:
-    """Return properties of a loss, before the backward pass: `loss` is a number of its bits."""
-    is_tensor = isinstance(loss, sys.modules["torch"].Tensor)
-    is_early = Backwards.count < MOST_GRADIENTS
-    return {
-        "loss": number_of([loss]) if is_tensor and is_early else None,
-        "is_divided_twice": _is_divided_twice(loss),
-        "is_for_inputs": _is_for_inputs(loss),
-    }
-
-
-def _is_for_inputs(loss) -> bool:
-    """Return True if the pass gives a gradient to a leaf that is not a parameter, like an input."""
-    parameter = sys.modules["torch"].nn.Parameter
-    held = {id(each) for optimizer in optimizers() for each in parameters_of(optimizer)}
-    waiting, seen = [getattr(loss, "grad_fn", None)], set()
-    while waiting and len(seen) < MOST_NODES:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "torch::autograd::AccumulateGrad":
-            if not isinstance(node.variable, parameter) and id(node.variable) not in held:
-                return True
-        waiting += [each for each, _ in node.next_functions]
-    return False
-
-
-def _is_divided_twice(loss) -> bool:
-    """Return True if the loss is divided by the number of micro-batches twice in a row.
-
-    A sum or a product that is divided, such as the mean of two losses, does not count.
-    """
-    node, steps = getattr(loss, "grad_fn", None), _accumulation["steps"]
-    for _ in range(2):
-        if steps < 2 or node is None or node.name() != "DivBackward0" or node._saved_other != steps:
-            return False
-        node = node.next_functions[0][0]
-    return node is not None and node.name() not in ("AddBackward0", "MulBackward0")
 
 
 def _sum_of_gradients() -> int:

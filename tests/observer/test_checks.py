@@ -12,10 +12,11 @@ import yaml
 from torch.utils.data import DataLoader
 
 from accel_demo.errors import UserError
+from accel_demo.lab.audit.checks.settings import different_setting
 from accel_demo.lab.audit.command import check_usable, run_checks
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.ranks import read_launches
-from accel_demo.lab.audit.result import NOTE, Finding
+from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding
 from accel_demo.observer import loaders
 from tests.conftest import rank_environments, start_process, wait_for_all
 from tests.exercises.wrong_answers import patched
@@ -91,6 +92,22 @@ def test_no_loader_is_not_taken_for_a_deleted_one(monkeypatch):
     loaders._entry_of(DataLoader([1]), ("key",))
     assert [own.loader() for own in loaders._loaders] == [None]
     assert loaders.number_of(None) is None
+
+
+def test_all_values_of_a_setting_that_differs_are_named():
+    groups = [[{"lr": 0.1, "betas": [0.9, beta]}] for beta in (0.99, 0.999)]
+    assert different_setting(groups) == ("betas", ["(0.9, 0.99)", "(0.9, 0.999)"])
+
+
+@pytest.mark.slow
+def test_different_settings_for_models_that_differ_are_a_warning(tmp_path):
+    script = text_of(SCRIPTS["by_hand"]).replace("lr=0.01", "lr=0.01 * (rank + 1)")
+    script = script.replace("    model = ", "    torch.manual_seed(rank)\n    model = ")
+    findings, _ = run_checks(observe(script, tmp_path))
+    assert {each.check: each.verdict for each in findings} == {
+        "initial": ERROR,
+        "settings": WARNING,
+    }
 
 
 def test_repeated_samples_of_an_evaluation_are_a_note(tmp_path):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from accel_demo.lab.audit.ranks import Rank
 from accel_demo.lab.audit.result import NotChecked, ranks_in_words
@@ -85,9 +86,28 @@ class Evidence:
             raise NotChecked("a model is trained by a part of the ranks")
         if any(self.counts("tensor parallel")):
             raise NotChecked("tensors are divided between the ranks: this is not data-parallel")
-        starts = [rank.first("weights") for rank in self.ranks]
-        if len({str(each["shapes"]) for each in starts if each}) > 1:
+        if all(self.counts("weights")) and not self.optimizers:
             raise NotChecked("each rank trains other parameters: this is not data-parallel")
+
+    @cached_property
+    def optimizers(self) -> list[tuple[int, ...]]:
+        """The optimizers that all ranks step, as the numbers that the ranks have given them.
+
+        Those with parameters of equal shapes belong together, in the order of their first steps. If
+        a rank has others, for example to train a probe, also the lines that create them are equal.
+        """
+        lists = [rank.of("weights") for rank in self.ranks]
+        shapes = [[each["shapes"] for each in events] for events in lists]
+        groups: list[dict[str, list[int]]] = []
+        for rank, events in zip(self.ranks, lists, strict=True):
+            made = {each["optimizer"]: each["line"] for each in rank.of("optimizer")}
+            groups.append({})
+            for each in events:
+                number = each["optimizer"]
+                key = [] if shapes.count(shapes[0]) == len(shapes) else [made.get(number)]
+                groups[-1].setdefault(str([*key, each["shapes"]]), []).append(number)
+        same = [[own.get(key, []) for own in groups] for key in groups[0]]
+        return [numbers for each in same for numbers in zip(*each, strict=False)]
 
     @property
     def joins(self) -> bool:

@@ -2,8 +2,10 @@
 
 import linecache
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+from accel_demo.lab.audit.ranks import Rank
 
 ERROR, WARNING, NOTE = "error", "warning", "note"  # proven, suspicious, a cost or a habit
 VERDICTS = (ERROR, WARNING, NOTE)
@@ -47,6 +49,14 @@ class Finding:
                 place.ranks += [rank for rank in ranks if rank not in place.ranks]
                 return self
         self.places.append(Place(line[0], line[1], text_of(line), list(ranks)))
+        return self
+
+    def add_places_of(self, ranks: Iterable[Rank], kind: str, **fields) -> "Finding":
+        """Add the lines of the events of a kind with these fields."""
+        for rank in ranks:
+            for event in rank.of(kind):
+                if all(event[name] == value for name, value in fields.items()):
+                    self.add_place(event["line"], rank.number)
         return self
 
 

@@ -1,6 +1,8 @@
 """Does the script change gradients that DistributedDataParallel has averaged already?"""
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding, NotChecked
@@ -23,7 +25,25 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             else "no step used only gradients that DistributedDataParallel had averaged"
         )
     lines = _lines_that_reduce_gradients(evidence)
-    if lines and _is_regular(factors, 1.0):
+    if not lines:
+        if all(abs(factor - 1) < 1e-3 for factor in factors):
+            return
+        if _may_be_meant(evidence) or not _is_regular(factors, 1 / world):
+            raise NotChecked("the script multiplies or divides the gradients itself, maybe rightly")
+        finding = Finding(
+            WARNING,
+            "averaged",
+            f"The gradients are divided by {world} after DistributedDataParallel has averaged "
+            "them: they are averaged twice.",
+            CURE,
+            PAGE,
+        )
+        for kind in ("backward", "step"):
+            lines = {each.number: [each.of(kind)[0]["line"]] for each in evidence.ranks}
+            _at(lines, finding)
+        yield finding
+        return
+    if _is_regular(factors, 1.0):
         finding = Finding(
             NOTE,
             "averaged",
@@ -32,23 +52,14 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             CURE,
             PAGE,
         )
-        for number, own in lines.items():
-            for line in own:
-                finding.add_place(line, number)
-        yield finding
+        yield _at(lines, finding)
     for factor in (1 / world, float(world)):
         if not _is_regular(factors, factor):
             continue
-        if (
-            factor < 1
-            and not lines
-            and any(step["accumulated"] == world for step in rank.of("step"))
-        ):
-            continue  # the script divides by the number of micro-batches
         is_divided = factor < 1
         change = "divided" if is_divided else "multiplied"
         finding = Finding(
-            ERROR if lines else WARNING,
+            ERROR,
             "averaged",
             f"The gradients are {change} by {world} after DistributedDataParallel has averaged "
             "them: "
@@ -56,13 +67,21 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             CURE,
             PAGE,
         )
-        for each in evidence.ranks:
-            own = lines.get(each.number) or [
-                event["line"] for kind in ("backward", "step") for event in each.of(kind)[:1]
-            ]
-            for line in own:
-                finding.add_place(line, each.number)
-        yield finding
+        yield _at(lines, finding)
+
+
+def _may_be_meant(evidence: Evidence) -> bool:
+    """Return True if a loss has a factor, or gradients are divided by the number of batches."""
+    rank, world = evidence.ranks[0], evidence.ranks[0].connected_world
+    has_factor = any(event["has_factor"] for event in rank.of("backward"))
+    return has_factor or any(step["accumulated"] == world for step in rank.of("step"))
+
+
+def _at(lines: dict[int, list], finding: Finding) -> Finding:
+    for number, own in lines.items():
+        for line in own:
+            finding.add_place(line, number)
+    return finding
 
 
 def _is_regular(factors: list[float], factor: float) -> bool:
@@ -72,17 +91,32 @@ def _is_regular(factors: list[float], factor: float) -> bool:
 
 
 def _lines_that_reduce_gradients(evidence: Evidence) -> dict[int, list]:
-    """Map the ranks to the lines that all-reduce tensors with the shapes of all parameters."""
+    """Map the ranks to the lines that all-reduce all gradients before each step.
+
+    Such a line all-reduces tensors with the shapes of all parameters, between the last backward
+    pass and the step, in nearly all steps since the oldest collective that is known.
+    """
     found: dict[int, list] = {}
     for rank in evidence.ranks:
         weights = rank.first("weights")
         shapes = {tuple(shape) for shape in weights["shapes"]} if weights else set()
-        by_line: dict[tuple, set] = {}
-        for each in rank.collectives:
-            if "all_reduce" in each["name"] and each["line"] and len(each["sizes"]) == 1:
-                sizes = by_line.setdefault(tuple(each["line"]), set())
-                sizes.add(tuple(each["sizes"][0]))
-        found[rank.number] = [
-            list(line) for line, sizes in by_line.items() if shapes and sizes >= shapes
+        reduces = [
+            each for each in rank.collectives if "all_reduce" in each["name"] and each["line"]
         ]
+        events = rank.of("backward", "step")
+        windows = [
+            (before["time"], step["time"])
+            for before, step in pairwise(events)
+            if before["kind"] == "backward" and step["kind"] == "step"
+            if reduces and before["time"] > rank.collectives[0]["time"]
+        ]
+        counts: Counter = Counter()
+        for begin, end in windows:
+            by_line: dict[tuple, set] = {}
+            for each in reduces:
+                if begin < each["time"] < end:
+                    sizes = by_line.setdefault(tuple(each["line"]), set())
+                    sizes.update(map(tuple, each["sizes"]))
+            counts.update(line for line, sizes in by_line.items() if shapes and sizes >= shapes)
+        found[rank.number] = [list(line) for line, n in counts.items() if n >= 0.8 * len(windows)]
     return {number: lines for number, lines in found.items() if lines}

@@ -10,11 +10,16 @@ PAGE = "22_ddp"
 
 def check(evidence: Evidence) -> Iterator[Finding]:
     evidence.require_data_parallel()
-    starts = {rank.number: rank.first("weights") for rank in evidence.ranks}
-    sums = {number: event["sums"] for number, event in starts.items() if event and event["sums"]}
+    sums = [
+        tuple(event["sums"])
+        for optimizers in evidence.optimizers[:1]
+        for rank, optimizer in zip(evidence.ranks, optimizers, strict=True)
+        for event in rank.of("weights")
+        if event["optimizer"] == optimizer and event["sums"]
+    ]
     if len(sums) < 2:
         raise NotChecked("no optimizer step, or the parameters are shards")
-    if len({tuple(each) for each in sums.values()}) == 1:
+    if len(set(sums)) == 1:
         return
     wrapped = [rank.first("wrapped") for rank in evidence.ranks]
     totals = {event["total"] if event else None for event in wrapped}

@@ -15,15 +15,15 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         raise NotChecked("the ranks train inside Join, where they make different numbers of steps")
     if any(rank.first("weights") is None for rank in evidence.ranks):
         raise NotChecked("not every rank made an optimizer step")
-    optimizers = sorted({event["optimizer"] for event in evidence.ranks[0].of("step")})
     compared = False
-    for optimizer in optimizers:
-        steps = [rank.steps(optimizer) for rank in evidence.ranks]
+    for optimizers in evidence.optimizers:
+        own = list(zip(evidence.ranks, optimizers, strict=True))
+        steps = [rank.steps(optimizer) for rank, optimizer in own]
         totals = list(zip(*([step["total"] for step in each] for each in steps), strict=False))
         if not totals or None in totals[0]:
             continue
         compared = True
-        if _started_differently(evidence, optimizer):
+        if _started_differently(own):
             continue  # reported by `initial`
         equal = [len(set(each)) == 1 for each in totals]
         if all(equal):
@@ -42,7 +42,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 PAGE,
             )
             continue
-        reason, cure = _reason(evidence.ranks[0], optimizer, steps[0][: number + 1])
+        reason, cure = _reason(*own[0], steps[0][: number + 1])
         finding = Finding(
             ERROR,
             "replicas",
@@ -58,10 +58,10 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         raise NotChecked("the parameters are shards, or there was no step")
 
 
-def _started_differently(evidence: Evidence, optimizer: int) -> bool:
+def _started_differently(own: list[tuple[Rank, int]]) -> bool:
     starts = [
         tuple(event["sums"] or [])
-        for rank in evidence.ranks
+        for rank, optimizer in own
         for event in rank.of("weights")
         if event["optimizer"] == optimizer
     ]

@@ -6,7 +6,7 @@ from linecache import getlines
 
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked, text_of
+from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding, NotChecked, text_of
 
 PAGE = "31_batch_and_learning_rate"
 COSINE = "CosineAnnealingLR"  # may continue after its end: the rate then rises again
@@ -17,6 +17,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     yield from _never_advanced(evidence)
     yield from _planned_for_another_length(evidence)
     if not any(evidence.counts("schedule")):
+        if any(_rate_changes(rank.of("step")) for rank in evidence.ranks):
+            raise NotChecked("no schedule of PyTorch changes the learning rate in its own step()")
         raise NotChecked(
             "no learning rate schedule advanced"
             if any(evidence.counts("schedule made"))
@@ -38,11 +40,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 "with Accelerate, only if accelerator.sync_gradients is True.",
                 PAGE,
             )
-            for each in evidence.ranks:
-                own = [event for event in each.of("schedule") if event["scheduler"] == scheduler]
-                if own:
-                    finding.add_place(own[0]["line"], each.number)
-            yield finding
+            yield finding.add_places_of(evidence.ranks, "schedule", scheduler=scheduler)
 
 
 def _never_advanced(evidence: Evidence) -> Iterator[Finding]:
@@ -54,7 +52,7 @@ def _never_advanced(evidence: Evidence) -> Iterator[Finding]:
         steps = rank.steps(made["optimizer"])
         if made["optimizer"] in advanced or len(steps) < LEAST or epochs < 3:
             continue
-        if _may_advance_later(rank, made):
+        if _rate_changes(steps) or _may_advance_later(evidence, made):
             continue
         advanced.add(made["optimizer"])
         finding = Finding(
@@ -65,31 +63,46 @@ def _never_advanced(evidence: Evidence) -> Iterator[Finding]:
             "Call scheduler.step() after each optimizer.step(), or after each epoch.",
             PAGE,
         )
-        for each in evidence.ranks:
-            for event in each.of("schedule made")[:1]:
-                finding.add_place(event["line"], each.number)
-        yield finding
+        yield finding.add_places_of(evidence.ranks, "schedule made", scheduler=made["scheduler"])
 
 
-def _may_advance_later(rank: Rank, made: dict) -> bool:
-    """Return True if the script calls `step` of the schedule, and its passes were shortened."""
-    if made["line"] is None or all(end["batches"] == end["whole"] for end in rank.of("pass end")):
+def _rate_changes(steps: list[dict]) -> bool:
+    """Return True if the steps of an optimizer have different learning rates."""
+    rates: dict[int, set] = {}
+    for step in steps:
+        rate = str([group.get("lr") for group in step["settings"]])
+        rates.setdefault(step["optimizer"], set()).add(rate)
+    return any(len(each) > 1 for each in rates.values())
+
+
+def _may_advance_later(evidence: Evidence, made: dict) -> bool:
+    """Return True if the run was cut short, and the script calls `step` of a schedule."""
+    if made["line"] is None or _is_whole(evidence):
         return False
-    name = re.match(r"\s*([\w.]+)\s*=", text_of(made["line"]))
-    call = f"{name[1]}.step(" if name else ".step("
-    return any(call in line for line in getlines(made["line"][0]))
+    name = re.match(r"([\w.]+)\s*=", text_of(made["line"]))
+    call = rf"[^#]*\b({re.escape(name[1])}|\w*sched\w*)\.step\(" if name else r"[^#]*\.step\("
+    lines = [event["line"] for event in evidence.ranks[0].of("backward", "step")] + [made["line"]]
+    files = {line[0] for line in lines if line}
+    return any(re.match(call, line) for file in files for line in getlines(file))
+
+
+def _is_whole(evidence: Evidence) -> bool:
+    """Return True if the script ran to its end, and no pass was shortened."""
+    rank = evidence.ranks[0]
+    return (
+        bool(rank.end and not rank.error and not rank.of("enough"))
+        and not (evidence.hang or evidence.out_of_time)
+        and all(end["batches"] == end["whole"] for end in rank.of("pass end"))
+    )
 
 
 def _planned_for_another_length(evidence: Evidence) -> Iterator[Finding]:
     """Report schedules whose length is wrong by the number of processes or micro-batches.
 
-    Only a complete run shows it, in which no pass was shortened.
+    Only a whole run shows it. It may have resumed an earlier one, or end early on purpose.
     """
     rank, world = evidence.ranks[0], evidence.ranks[0].connected_world
-    is_whole = rank.end and not rank.error and not rank.of("enough")
-    if world == 1 or not is_whole or evidence.hang or evidence.out_of_time:
-        return
-    if any(end["batches"] != end["whole"] for end in rank.of("pass end")):
+    if world == 1 or not _is_whole(evidence):
         return
     for made in rank.of("schedule made"):
         own = [each for each in rank.of("schedule") if each["scheduler"] == made["scheduler"]]
@@ -98,30 +111,30 @@ def _planned_for_another_length(evidence: Evidence) -> Iterator[Finding]:
             continue
         windows = [step["backwards"] for step in rank.steps(made["optimizer"])]
         window = max(set(windows), key=windows.count, default=1)
-        ratio = made["planned"] / advanced
+        ratio = made["planned"] / max(own[-1]["position"], 1)
         if any(
             abs(ratio / each - 1) < 0.03 for each in (world, window, world * window) if each > 1
         ):
-            sentence = "the run ends long before the schedule"
+            verdict, sentence = NOTE, "the run ends long before the schedule"
         elif abs(ratio * world - 1) < 0.03 and (made["name"] != COSINE or advanced > len(own)):
-            sentence = "the schedule ends long before the run"
+            verdict, sentence = WARNING, "the schedule ends long before the run"
         else:
             continue
+        if (at_once := max(each["advanced"] for each in own)) > 1:  # Accelerate's wrapper
+            cure = f"Each call of its step() advances it {at_once} times, because Accelerate "
+            cure += f"prepared it: create it for {at_once} times the optimizer steps of a process."
+        else:
+            cure = "Create it for the number of calls of its step() in one process, which reads "
+            cure += "only its part of the data, and may combine several batches for a step."
         finding = Finding(
-            WARNING,
+            verdict,
             "schedule",
-            f"{made['name']} was created for {made['planned']} steps, but advances {advanced} "
-            f"times: {sentence}.",
-            "Count its optimizer steps: one per window of micro-batches, with the length of the "
-            "divided loader. A schedule prepared by Accelerate advances once per process, so take "
-            "the loader's length before accelerator.prepare.",
+            f"{made['name']} was created for {made['planned']} steps, but is at step "
+            f"{own[-1]['position']} at the end: {sentence}.",
+            cure,
             PAGE,
         )
-        for each in evidence.ranks:
-            for event in each.of("schedule made"):
-                if event["scheduler"] == made["scheduler"]:
-                    finding.add_place(event["line"], each.number)
-        yield finding
+        yield finding.add_places_of(evidence.ranks, "schedule made", scheduler=made["scheduler"])
 
 
 def _calls_between_steps(rank: Rank, scheduler: int, optimizer: int) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding, NotChecked
 
 PAGE = "31_batch_and_learning_rate"
 
@@ -19,42 +19,48 @@ def check(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _different_settings(evidence: Evidence) -> Iterator[Finding]:
-    first = evidence.ranks[0]
-    for optimizer in sorted({step["optimizer"] for step in first.of("step")}):
-        steps = zip(*(rank.steps(optimizer) for rank in evidence.ranks), strict=False)
+    for optimizers in evidence.optimizers:
+        own = zip(evidence.ranks, optimizers, strict=True)
+        steps = zip(*(rank.steps(optimizer) for rank, optimizer in own), strict=False)
         for number, same in enumerate(steps):
-            name, values = _difference([step["settings"] for step in same])
+            name, values = different_setting([step["settings"] for step in same])
             if name is None:
                 continue
             listed = (
-                f"rank {rank.number} with {name}={value:.6g}"
+                f"rank {rank.number} with {name}={value}"
                 for rank, value in zip(evidence.ranks, values, strict=True)
             )
+            before, after = ({step[when] for step in same} for when in ("before", "total"))
+            is_apart = len(before) == 1 < len(after)
             finding = Finding(
-                ERROR,
+                ERROR if is_apart or all(evidence.counts("wrapped")) else WARNING,
                 "settings",
-                f"The ranks make step {number + 1} with different settings: {', '.join(listed)}. "
-                "Their weights are no longer equal after it.",
+                f"The ranks make step {number + 1} with different settings: {', '.join(listed)}."
+                + " Their weights are no longer equal after it." * is_apart,
                 "Give all ranks the same settings. A schedule that reads a loss, such as "
                 "ReduceLROnPlateau, needs the mean over all ranks.",
                 PAGE,
             )
             for rank, step in zip(evidence.ranks, same, strict=True):
-                for line in _causes(rank, optimizer, step["time"]):
+                for line in _causes(rank, step["optimizer"], step["time"]):
                     finding.add_place(line, rank.number)
             yield finding
             break
 
 
-def _difference(settings: list[list[dict]]) -> tuple[str | None, list[float]]:
-    """Return the first number in which the parameter groups of the ranks differ, and its values."""
+def different_setting(settings: list[list[dict]]) -> tuple[str | None, list[str]]:
+    """Return the first setting in which the parameter groups of the ranks differ, and its values.
+
+    A setting is a number, or several ones, such as the betas of Adam.
+    """
     for groups in zip(*settings, strict=False):
         for name in groups[0]:
             values = [group.get(name) for group in groups]
             if len(set(map(str, values))) > 1:
-                numbers = [value[0] if isinstance(value, list) else value for value in values]
-                if all(isinstance(number, (int, float)) for number in numbers):
-                    return name, numbers
+                if all(isinstance(value, list) for value in values):
+                    return name, [str(tuple(value)) for value in values]
+                if all(isinstance(value, (int, float)) for value in values):
+                    return name, [f"{value:.6g}" for value in values]
     return None, []
 
 
@@ -70,10 +76,15 @@ def _causes(rank: Rank, optimizer: int, time: float) -> list[list]:
 
 
 def _different_batch_sizes(evidence: Evidence) -> Iterator[Finding]:
-    for loader in evidence.ranks[0].training_passes:
-        begins = [rank.pass_of(loader) for rank in evidence.ranks if loader in rank.training_passes]
+    """Compare the n-th training loaders of the ranks. Losses may be weighted: a note."""
+    loaders = [list(rank.training_passes) for rank in evidence.ranks]
+    if len({len(each) for each in loaders}) > 1:
+        return
+    for numbers in zip(*loaders, strict=True):
+        own = zip(evidence.ranks, numbers, strict=True)
+        begins = [rank.pass_of(loader) for rank, loader in own]
         sizes = [begin["batch_size"] for begin in begins]
-        if len(begins) < len(evidence.ranks) or None in sizes or len(set(sizes)) == 1:
+        if None in sizes or len(set(sizes)) == 1:
             continue
         if len({str(begin["line"]) for begin in begins}) > 1:
             continue  # they are different loaders
@@ -81,7 +92,7 @@ def _different_batch_sizes(evidence: Evidence) -> Iterator[Finding]:
             f"rank {rank.number} {size}" for rank, size in zip(evidence.ranks, sizes, strict=True)
         )
         finding = Finding(
-            WARNING,
+            NOTE,
             "settings",
             f"The ranks read batches of different sizes ({', '.join(listed)}), but their gradients "
             "have equal weights in the average.",

@@ -9,18 +9,14 @@ PAGE = "23_accumulation"
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
-    passes = [
-        (rank, event)
-        for rank in evidence.ranks
-        for event in rank.of("backward")
-        if event["micro_batches"] > 1
-    ]
+    events = [event for rank in evidence.ranks for event in rank.of("backward", "step")]
+    passes = [each for each in events if each.get("micro_batches", 1) > 1]
     if not passes:
         raise NotChecked("no accelerator.accumulate combines micro-batches")
-    steps = passes[0][1]["micro_batches"]
-    undivided = [(rank, event) for rank, event in passes if not event["is_divided"]]
-    twice = [(rank, event) for rank, event in passes if event["is_divided_twice"]]
-    if len(undivided) >= 2 * len(evidence.ranks):
+    steps, least = passes[0]["micro_batches"], 2 * len(evidence.ranks)
+    divisions = [each["divisions"] for each in passes]
+    divides_gradients = any(abs((each.get("factor") or 0) * steps - 1) < 1e-3 for each in events)
+    if divisions.count(0) >= least and not divides_gradients:
         finding = Finding(
             WARNING,
             "undivided",
@@ -29,8 +25,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             "Call accelerator.backward(loss).",
             PAGE,
         )
-        yield _at(undivided, finding)
-    elif len(twice) >= 2 * len(evidence.ranks):
+        yield finding.add_places_of(evidence.ranks, "backward", micro_batches=steps, divisions=0)
+    elif divisions.count(2) >= least:
         finding = Finding(
             WARNING,
             "undivided",
@@ -39,10 +35,4 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             "Pass the undivided loss to accelerator.backward.",
             PAGE,
         )
-        yield _at(twice, finding)
-
-
-def _at(passes: list, finding: Finding) -> Finding:
-    for rank, event in passes:
-        finding.add_place(event["line"], rank.number)
-    return finding
+        yield finding.add_places_of(evidence.ranks, "backward", micro_batches=steps, divisions=2)
