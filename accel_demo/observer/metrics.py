@@ -12,7 +12,7 @@ from .processes import wrap
 MOST_EVENTS = 2000  # of each kind
 MOST_TENSORS = 100  # that are gathered at once
 _emitted = {"eval": 0, "gathered": 0, "message": 0, "printed": 0}
-_NUMBER = re.compile(r"\d\.\d")
+_NUMBER = re.compile(r"\d\.\d|\d ?%|\d of \d")
 
 
 def observe_torch(torch) -> None:
@@ -73,27 +73,34 @@ def _gathers(accelerator, name: str, values: list) -> None:
         _emit(
             "gathered",
             name=name,
-            sizes=_sizes(values[0]),
+            sizes=[list(each.shape) for each in _tensors(values[0])],
+            has_ids=any(map(_may_be_ids, _tensors(values[0]))),
             loader=number_of(state.active_dataloader),
             is_last=state.end_of_dataloader,
             line=line_of_script(3),
         )
 
 
-def _sizes(value) -> list[list[int]]:
-    """Return the sizes of all tensors in a value."""
-    torch, sizes, waiting = sys.modules["torch"], [], [value]
+def _tensors(value) -> list:
+    """Return all tensors in a value."""
+    torch, tensors, waiting = sys.modules["torch"], [], [value]
     for _ in range(MOST_TENSORS):
         if not waiting:
             break
         each = waiting.pop()
         if isinstance(each, torch.Tensor):
-            sizes.append(list(each.shape))
+            tensors.append(each)
         elif isinstance(each, (list, tuple)):
             waiting += each
         elif isinstance(each, Mapping):
             waiting += each.values()
-    return sizes
+    return tensors
+
+
+def _may_be_ids(tensor) -> bool:
+    """Return True if a tensor has a different integer for each sample."""
+    is_list = tensor.dim() == 1 and len(tensor) > 1 and not tensor.is_floating_point()
+    return is_list and len(tensor.unique()) == len(tensor)
 
 
 @guarded

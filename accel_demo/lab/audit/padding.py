@@ -1,13 +1,16 @@
 """Find results of padded samples that a script gathers with Accelerate."""
 
 import math
+import re
 from collections.abc import Iterator
+from linecache import getlines
 
 from accel_demo.lab.audit.ranks import Rank
 from accel_demo.lab.audit.result import NOTE, WARNING, Finding
 from accel_demo.wording import counted
 
 PAGE = "30_who_saw_which_sample"
+DROPS = re.compile(r"\[ *: *[A-Za-z_(]|unique|\bset\(")  # what may drop the padding: [:len(dataset)]
 
 
 def gathers_of(rank: Rank) -> list[tuple[dict, dict]]:
@@ -44,17 +47,19 @@ def padded_results(ranks: list[Rank], gathers: list[list]) -> Iterator[Finding]:
         if len(places) < len(ranks):
             continue
         name, padding = event["name"], counted(about["padded"], "padded sample")
-        verdict, unless = NOTE, "which count twice, unless the script drops them."
+        verdict, counted_twice = WARNING, "which count twice."
+        if event["has_ids"] or any(map(DROPS.search, getlines(event["line"][0]))):
+            verdict, counted_twice = NOTE, "which count twice, unless the script drops them."
         if event["loader"] != about["loader"]:
             sentence = (
                 f"accelerator.{name} is called after the loop, so it also returns the results of "
-                f"{padding}, {unless}"
+                f"{padding}, {counted_twice}"
             )
             cure = "Call accelerator.gather_for_metrics in the loop, after each batch."
         elif all(math.prod(size) > 1 for size in event["sizes"]):
             sentence = (
                 f"accelerator.{name} also returns the results of {padding} in the last batch, "
-                f"{unless}"
+                f"{counted_twice}"
             )
             cure = "Call accelerator.gather_for_metrics instead, which drops them."
         else:
