@@ -10,7 +10,7 @@ from accel_demo.lab.audit.result import NOTE, WARNING, Finding
 from accel_demo.wording import counted
 
 PAGE = "30_who_saw_which_sample"
-DROPS = re.compile(r"\[ *: *[A-Za-z_(]|unique|\bset\(")  # what may drop the padding: [:len(dataset)]
+DROPS = re.compile(r"\[ *: *[A-Za-z_(]|unique|\bset\(")  # may drop it: [:len(dataset)]
 
 
 def gathers_of(rank: Rank) -> list[tuple[dict, dict]]:
