@@ -1,4 +1,4 @@
-"""Train on Fashion-MNIST with DDP. The loss falls, but three lines are missing or wrong.
+"""Train on Fashion-MNIST with DDP. The loss falls, but three things are wrong.
 
 torchrun --standalone --nproc-per-node 2 tutorials/13_train.py
 """
