@@ -253,6 +253,16 @@ def test_an_exit_that_the_script_catches_or_that_the_audit_causes_is_no_finding(
     assert [*deaths.unexplained(Evidence(steps, code or 1), [])] == []
 
 
+@pytest.mark.parametrize("log", ["", TORCHRUN.replace("-9", "-6")])
+def test_what_happens_after_the_audit_has_ended_the_training_is_no_finding(log):
+    """A rank may lose its connection, be stopped by torchrun, abort, or fail in a `finally`."""
+    for other in (ended_rank(1, last=""), ended_rank(1), ended_rank(1, "ValueError", "too late")):
+        ranks = [ended_rank(0), other]
+        for rank in ranks:
+            rank.events.insert(1, {"kind": "enough", "time": 0.5, "steps": 1})
+        assert [*deaths.check(Evidence(ranks, 1, log))] == []
+
+
 def test_after_lost_events_only_the_ends_are_checked():
     ranks = [ended_rank(0), ended_rank(1, "KeyError", "7")]
     ranks[0].events.append({"kind": "lost", "time": 9.0})

@@ -19,6 +19,7 @@ LINES = 5  # of the log, in a finding
 def check(evidence: Evidence) -> Iterator[Finding]:
     ranks = [rank for rank in evidence.ranks if rank not in evidence.stopped_by_gloo()]
     own = [rank for rank in ranks if rank.error and not rank.lost_connection]
+    own = [rank for rank in own if rank.events[-1]["time"] < _end_of_audit(evidence)]
     if own:
         yield _of_error(evidence, own)
     elif not evidence.hang and len(ranks) == len(evidence.ranks):
@@ -94,14 +95,21 @@ def _has_failed(rank: Rank) -> bool:
     return rank.end is None or rank.error is not None
 
 
+def _end_of_audit(evidence: Evidence) -> float:
+    """Return the time when the audit began to end the training: later errors may be its own."""
+    times = [event["time"] for rank in evidence.ranks for event in rank.of("enough")]
+    return min(times, default=float("inf"))
+
+
 def _killed_first(evidence: Evidence) -> Rank | None:
     """Return the first rank that ended without a Python error, or None if it is unknown."""
     has_lost = any(rank.lost_connection for rank in evidence.ranks)
     has_failed = has_lost or evidence.exit_code not in (0, None)
     if not has_failed or evidence.out_of_time:
         return None
-    named = [each for each in evidence.ranks if not each.error and _code_in_log(evidence, each)]
-    killed = [rank for rank in evidence.ranks if rank.end is None]
+    ranks = [rank for rank in evidence.ranks if not rank.of("enough")]
+    named = [rank for rank in ranks if not rank.error and _code_in_log(evidence, rank)]
+    killed = [rank for rank in ranks if rank.end is None]
     crashed = [rank for rank in killed if rank.crash]
     if crashed or named:
         return (crashed or named)[0]
