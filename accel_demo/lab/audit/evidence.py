@@ -93,19 +93,29 @@ class Evidence:
     def optimizers(self) -> list[tuple[int, ...]]:
         """The optimizers that all ranks step, as the numbers that the ranks have given them.
 
-        Those with parameters of equal shapes belong together, in the order of their first steps. If
-        a rank has others, for example to train a probe, also the lines that create them are equal.
+        If all ranks create as many optimizers at the same lines, those belong together that have
+        the same place in this order. Otherwise, for example if one rank trains a probe, those of
+        equal shapes belong together, in the order of their first steps. If not all ranks step
+        optimizers of the same shapes, also the lines that create them are equal.
         """
         lists = [rank.of("weights") for rank in self.ranks]
         shapes = [[each["shapes"] for each in events] for events in lists]
+        created = [
+            {each["optimizer"]: each["line"] for each in rank.of("optimizer")}
+            for rank in self.ranks
+        ]
+        lines = [list(each.values()) for each in created]
         groups: list[dict[str, list[int]]] = []
-        for rank, events in zip(self.ranks, lists, strict=True):
-            made = {each["optimizer"]: each["line"] for each in rank.of("optimizer")}
+        for events, made in zip(lists, created, strict=True):
+            if lines.count(lines[0]) == len(lines):
+                key_of = {number: place for place, number in enumerate(made)}
+            else:
+                key_of = {} if shapes.count(shapes[0]) == len(shapes) else made
             groups.append({})
             for each in events:
                 number = each["optimizer"]
-                key = [] if shapes.count(shapes[0]) == len(shapes) else [made.get(number)]
-                groups[-1].setdefault(str([*key, each["shapes"]]), []).append(number)
+                key = str([key_of.get(number), each["shapes"]])
+                groups[-1].setdefault(key, []).append(number)
         same = [[own.get(key, []) for own in groups] for key in groups[0]]
         return [numbers for each in same for numbers in zip(*each, strict=False)]
 

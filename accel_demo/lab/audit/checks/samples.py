@@ -137,17 +137,18 @@ def _check_inputs(evidence: Evidence) -> Iterator[Finding]:
     inputs, losses, gradients = {}, {}, {}
     for rank in evidence.ranks:
         backwards = rank.of("backward")
-        sums = [tuple(map(tuple, event["samples"])) for event in backwards]
-        inputs[rank.number] = [each for each in sums if each and len(each[0]) >= LEAST]
+        known = [(tuple(map(tuple, each["samples"])), each["loss"]) for each in backwards]
+        enough = [each for each in known if each[0] and len(each[0][0]) >= LEAST]
+        inputs[rank.number] = [samples for samples, _ in enough]
+        losses[rank.number] = [loss for _, loss in enough]
         gradients[rank.number] = [each["gradients"] for each in backwards if each["gradients"]]
-        losses[rank.number] = [event["loss"] for event in backwards]
     evident = inputs if all(inputs.values()) else gradients
     first, *others = evident
     if not others or min(map(len, evident.values())) < LEAST:
         raise NotChecked("no step has used gradients from the batches of a data loader")
     same = [rank for rank in others if evident[rank] == evident[first]]
     if same and evident is inputs:  # each rank may compute the loss of its own nodes of a graph
-        same = [rank for rank in same if losses[rank] == losses[first]]
+        same = [rank for rank in same if not _differ(losses[rank], losses[first])]
         if not same:
             raise NotChecked("the models received equal inputs, but their losses differ")
     if same:
@@ -168,3 +169,8 @@ def _check_inputs(evidence: Evidence) -> Iterator[Finding]:
             if rank.number in (first, *same):
                 finding.add_place(rank.of("backward")[0]["line"], rank.number)
         yield finding
+
+
+def _differ(own: list[int | None], other: list[int | None]) -> bool:
+    """Return True if losses differ. Those of later backward passes are unknown."""
+    return any(None not in pair and len(set(pair)) > 1 for pair in zip(own, other, strict=True))
