@@ -33,7 +33,7 @@ def loader_options(config: TrainConfig, device: torch.device) -> dict:
         "worker_init_fn": ignore_signals,
         "num_workers": config.num_workers,
         "pin_memory": device.type == "cuda",
-        **(_safe_start_of_workers() if config.num_workers else {}),
+        **(safe_start_of_workers() if config.num_workers else {}),
     }
 
 
@@ -75,7 +75,7 @@ class _Rest:
         return len(self.batch_sampler) - self.done
 
 
-def _safe_start_of_workers() -> dict:
+def safe_start_of_workers() -> dict:
     """Return DataLoader options that prevent workers from hanging when they start.
 
     By default, workers are forked from this process. Before Python 3.11.10, a worker hangs if

@@ -8,6 +8,7 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import gather_object, set_seed
 from torch.utils.data import DataLoader, Dataset, RandomSampler  # noqa: F401 (`ARGUMENTS` uses it)
 
+from accel_demo.batches import safe_start_of_workers
 from accel_demo.errors import one_line_errors
 from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.launch_checks import check_launch
@@ -38,9 +39,10 @@ def main() -> None:
     set_seed(SEED, device_specific=True)
     accelerator.print(f"Connected processes: {accelerator.num_processes}\n")
     accelerator.print("| arguments of `DataLoader` | first epoch | second epoch |\n|---|---|---|")
-    names = {"rank": accelerator.process_index, "dataset": Draws()}
+    rank, start = accelerator.process_index, safe_start_of_workers()
+    names = {"rank": rank, "dataset": Draws(), "start": start}
     for arguments in ARGUMENTS:
-        loader = eval(f"DataLoader(dataset, num_workers=1, {arguments})", globals(), names)
+        loader = eval(f"DataLoader(dataset, num_workers=1, **start, {arguments})", globals(), names)
         loader = accelerator.prepare(loader)
         cells = [compare(list(loader)) for _ in range(EPOCHS)]
         accelerator.print(f"| `{arguments}` | {' | '.join(cells)} |")

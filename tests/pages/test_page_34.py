@@ -7,7 +7,6 @@ import pytest
 import torch
 from accelerate.utils.imports import is_torchdata_stateful_dataloader_available
 
-from tests.conftest import run_ranks
 from tests.pages.pages import TUTORIALS, load_module, rows_below
 
 PROGRAM, PAGE = (TUTORIALS / f"34_kill_and_resume.{suffix}" for suffix in ("py", "md"))
@@ -89,14 +88,6 @@ def test_in_several_processes_no_file_contains_the_generator_of_the_order(start,
     command = ["torchrun", "--standalone", "--nproc-per-node", 2, program, PROGRAM, tmp_path / "c"]
     result = start(command)
     assert result.stdout == "(1, 5): as in the first epoch: True\n" * 2, result.stderr
-
-
-def test_a_generator_with_the_default_seed_makes_all_ranks_draw_the_same_numbers():
-    result = run_ranks([FIELD / "c23_worker_seeds.py", "own"], processes=2)
-    by_rank = re.findall(r"^rank (\d) (.*)$", result.stdout, re.MULTILINE)
-    assert sorted(rank for rank, _ in by_rank) == ["0", "1"], result.stderr
-    first, second = (batches for _, batches in sorted(by_rank))
-    assert first == second
 
 
 def test_the_page_recommends_the_arguments_with_which_ranks_draw_different_numbers():
