@@ -268,6 +268,14 @@ def test_bad_input_gets_one_line(arguments, message, tmp_path):
     assert result.returncode == 2 and len(lines) == 1 and message in lines[0], result.stderr
 
 
+def test_the_result_says_if_nothing_was_trained(tmp_path):
+    (tmp_path / "evaluate.py").write_text("import torch\ntorch.nn.Linear(4, 1)(torch.ones(4))\n")
+    result = audit(tmp_path, "-n", 1, "evaluate.py")
+    printed = result.stdout.splitlines()
+    assert result.returncode == 0, result.stderr
+    assert "no errors, no warnings, but no optimizer step was seen" in printed
+
+
 def test_a_second_audit_in_the_same_folder_is_refused(tmp_path):
     command = ["accel-demo", "audit", "--", "python", "-c", "import time; time.sleep(60)"]
     with open(tmp_path / "output.txt", "w+") as output:

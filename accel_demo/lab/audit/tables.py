@@ -16,7 +16,8 @@ def print_result(result: AuditResult) -> None:
     for line in result.waits:
         print(f"\nwarning: {line}")
     if not result.has_findings:
-        print("no errors, no warnings")
+        trained = any(rank.optimizer_steps for rank in result.ranks)
+        print("no errors, no warnings" + ("" if trained else ", but no optimizer step was seen"))
     print()
     for finding in result.findings:
         if finding.verdict == NOTE:
