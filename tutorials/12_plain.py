@@ -1,0 +1,134 @@
+"""Find the shirts among photos of clothes, on one device: python tutorials/12_plain.py"""
+
+import argparse
+import csv
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from accel_demo.data import packaged_set
+
+BATCH_SIZE, ACCUMULATE, WORKERS = 64, 2, 2
+LEARNING_RATE, WARM_UP, CLIP_NORM, PATIENCE = 0.1, 50, 1.0, 2  # WARM_UP is in optimizer steps
+
+
+class Shirts(Dataset):
+    def __init__(self, split):
+        self.split, self.images = split, packaged_set(split)
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        image, label = self.images[index]
+        if self.split == "train" and torch.rand(()) < 0.5:
+            image = image.flip(-1)  # augmentation: half of the images are mirrored
+        return {"id": f"{self.split}-{index}", "image": image, "is_shirt": (label == 6).float()}
+
+
+def new_model():
+    layers = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
+    layers += nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.2), nn.Linear(16 * 5 * 5, 1))
+
+
+def learning_rate_factor(step, steps):
+    if step < WARM_UP:
+        return (step + 1) / WARM_UP
+    return 0.5 + 0.5 * math.cos(math.pi * (step - WARM_UP) / (steps - WARM_UP))
+
+
+def auc(logits, targets):
+    """Share of pairs of a shirt and another garment in which the shirt has the higher logit."""
+    shirts, others = logits[targets == 1], logits[targets == 0]
+    return (shirts[:, None] > others).float().mean().item()
+
+
+def evaluate(model, loader, device):
+    model.eval()
+    ids, logits, targets = [], [], []
+    with torch.no_grad():
+        for batch in loader:
+            ids += batch["id"]
+            logits.append(model(batch["image"].to(device)).flatten())
+            targets.append(batch["is_shirt"].to(device))
+    return ids, torch.cat(logits), torch.cat(targets)
+
+
+def main(options):
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(options.seed)
+    train_set, test_set, order = Shirts("train"), Shirts("test"), torch.Generator()
+    sampler = RandomSampler(train_set, generator=order)
+    train_loader = DataLoader(train_set, BATCH_SIZE, sampler=sampler, num_workers=WORKERS)
+    test_loader = DataLoader(test_set, batch_size=300, num_workers=WORKERS)
+    model = new_model().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=0.9)
+    steps = options.epochs * math.ceil(len(train_loader) / ACCUMULATE)
+    scheduler = LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
+    writer = SummaryWriter(options.folder)
+
+    progress = {"epoch": 0, "best": 0.0, "epochs_without_gain": 0}
+    if options.resume:
+        state = torch.load(options.folder / "last.pt", map_location=device)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        scheduler.load_state_dict(state["scheduler"])
+        progress = state["progress"]
+
+    for epoch in range(progress["epoch"], options.epochs):
+        seed = 10_000 * options.seed + 100 * epoch  # a resumed run needs no random state
+        order.manual_seed(seed)
+        torch.manual_seed(seed)  # dropout, and the workers, which mirror
+        model.train()
+        loss_of_step = 0.0
+        for number, batch in enumerate(tqdm(train_loader, f"epoch {epoch + 1}"), 1):
+            logits = model(batch["image"].to(device)).flatten()
+            loss = F.binary_cross_entropy_with_logits(logits, batch["is_shirt"].to(device))
+            (loss / ACCUMULATE).backward()
+            loss_of_step += loss.detach() / ACCUMULATE
+            if number % ACCUMULATE == 0 or number == len(train_loader):
+                norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                writer.add_scalar("loss", loss_of_step, scheduler.last_epoch)
+                writer.add_scalar("gradient norm", norm, scheduler.last_epoch)
+                loss_of_step = 0.0
+
+        ids, logits, targets = evaluate(model, test_loader, device)
+        score = auc(logits, targets)
+        writer.add_scalar("AUC", score, scheduler.last_epoch)
+        print(f"epoch {epoch + 1}: AUC {score:.4f} on {len(ids)} test images")
+        progress["epoch"] = epoch + 1
+        progress["epochs_without_gain"] += 1
+        if score > progress["best"]:
+            progress.update(best=score, epochs_without_gain=0)
+            torch.save(model.state_dict(), options.folder / "best.pt")
+            with open(options.folder / "best.csv", "w", newline="") as file:
+                csv.writer(file).writerows(zip(ids, logits.tolist(), strict=True))
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        state |= {"scheduler": scheduler.state_dict(), "progress": progress}
+        torch.save(state, options.folder / "last.pt")
+        if progress["epochs_without_gain"] == PATIENCE:
+            print("stopped early")
+            break
+    writer.close()
+    return model
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=Path("runs/page_12/plain"))
+    parser.add_argument("--resume", action="store_true")
+    main(parser.parse_args())
