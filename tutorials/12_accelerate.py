@@ -81,10 +81,8 @@ def main(options):
     torch.manual_seed(options.seed)
     train_set, test_set, order = Shirts("train"), Shirts("test"), torch.Generator()
     sampler = RandomSampler(train_set, generator=order)
-    batch_size, workers = (
-        BATCH_SIZE // accelerator.num_processes,
-        WORKERS // accelerator.num_processes,
-    )
+    processes = accelerator.num_processes
+    batch_size, workers = BATCH_SIZE // processes, WORKERS // processes
     train_loader = DataLoader(train_set, batch_size, sampler=sampler, num_workers=workers)
     test_loader = DataLoader(test_set, batch_size=300, num_workers=workers)
     train_loader, test_loader = accelerator.prepare(train_loader, test_loader)
@@ -95,7 +93,7 @@ def main(options):
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
     accelerator.init_trackers("log")
 
-    progress = Progress(epoch=0, best=0.0, epochs_without_gain=0)
+    progress = Progress(epoch=0, step=0, best=0.0, epochs_without_gain=0)
     accelerator.register_for_checkpointing(progress)
     if options.resume:
         accelerator.load_state(options.folder / "last")
@@ -119,14 +117,15 @@ def main(options):
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
                 scheduler.step()
+                progress["step"] += 1
                 loss_of_step = accelerator.reduce(loss_of_step, "mean").item()
                 values = {"loss": loss_of_step, "gradient norm": norm.item()}
-                accelerator.log(values, scheduler.scheduler.last_epoch)
+                accelerator.log(values, progress["step"])
                 loss_of_step = 0.0
 
         ids, logits, targets = evaluate(model, test_loader, accelerator)
         score = auc(logits, targets)
-        accelerator.log({"AUC": score}, scheduler.scheduler.last_epoch)
+        accelerator.log({"AUC": score}, progress["step"])
         accelerator.print(f"epoch {epoch + 1}: AUC {score:.4f} on {len(ids)} test images")
         progress["epoch"] = epoch + 1
         progress["epochs_without_gain"] += 1

@@ -76,7 +76,7 @@ def main(options):
     scheduler = LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
     writer = SummaryWriter(options.folder)
 
-    progress = {"epoch": 0, "best": 0.0, "epochs_without_gain": 0}
+    progress = {"epoch": 0, "step": 0, "best": 0.0, "epochs_without_gain": 0}
     if options.resume:
         state = torch.load(options.folder / "last.pt", map_location=device)
         model.load_state_dict(state["model"])
@@ -99,14 +99,15 @@ def main(options):
                 norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
                 optimizer.step()
                 scheduler.step()
+                progress["step"] += 1
                 optimizer.zero_grad()
-                writer.add_scalar("loss", loss_of_step, scheduler.last_epoch)
-                writer.add_scalar("gradient norm", norm, scheduler.last_epoch)
+                writer.add_scalar("loss", loss_of_step, progress["step"])
+                writer.add_scalar("gradient norm", norm, progress["step"])
                 loss_of_step = 0.0
 
         ids, logits, targets = evaluate(model, test_loader, device)
         score = auc(logits, targets)
-        writer.add_scalar("AUC", score, scheduler.last_epoch)
+        writer.add_scalar("AUC", score, progress["step"])
         print(f"epoch {epoch + 1}: AUC {score:.4f} on {len(ids)} test images")
         progress["epoch"] = epoch + 1
         progress["epochs_without_gain"] += 1
