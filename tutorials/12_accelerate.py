@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from accel_demo.data import packaged_set
 
-BATCH_SIZE, ACCUMULATE, WORKERS = 64, 2, 2  # of all processes together
+BATCH_SIZE, ACCUMULATE = 64, 2  # of all processes together
 LEARNING_RATE, WARM_UP, CLIP_NORM, PATIENCE = 0.1, 50, 1.0, 2  # WARM_UP is in optimizer steps
 
 
@@ -32,9 +32,12 @@ class Shirts(Dataset):
 
     def __getitem__(self, index):
         image, label = self.images[index]
-        if self.split == "train" and torch.rand(()) < 0.5:
-            image = image.flip(-1)  # augmentation: half of the images are mirrored
         return {"id": f"{self.split}-{index}", "image": image, "is_shirt": (label == 6).float()}
+
+
+def mirror_half(images):  # augmentation
+    is_mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+    return torch.where(is_mirrored, images.flip(-1), images)
 
 
 def new_model():
@@ -82,7 +85,7 @@ def main(options):
     train_set, test_set, order = Shirts("train"), Shirts("test"), torch.Generator()
     sampler = RandomSampler(train_set, generator=order)
     processes = accelerator.num_processes
-    batch_size, workers = BATCH_SIZE // processes, WORKERS // processes
+    batch_size, workers = BATCH_SIZE // processes, options.workers // processes
     train_loader = DataLoader(train_set, batch_size, sampler=sampler, num_workers=workers)
     test_loader = DataLoader(test_set, batch_size=300, num_workers=workers)
     train_loader, test_loader = accelerator.prepare(train_loader, test_loader)
@@ -107,7 +110,7 @@ def main(options):
         is_quiet = not accelerator.is_main_process
         for batch in tqdm(train_loader, f"epoch {epoch + 1}", disable=is_quiet):
             with accelerator.accumulate(model):
-                logits = model(batch["image"]).flatten()
+                logits = model(mirror_half(batch["image"])).flatten()
                 loss = F.binary_cross_entropy_with_logits(logits, batch["is_shirt"])
                 accelerator.backward(loss)
                 loss_of_step += loss.detach() / ACCUMULATE
@@ -150,6 +153,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0, help="of each data loader")
     parser.add_argument("--folder", type=Path, default=Path("runs/page_12/accelerate"))
     parser.add_argument("--resume", action="store_true")
     main(parser.parse_args())

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from accel_demo.data import packaged_set
 
-BATCH_SIZE, ACCUMULATE, WORKERS = 64, 2, 2  # of all processes together
+BATCH_SIZE, ACCUMULATE = 64, 2  # of all processes together
 LEARNING_RATE, WARM_UP, CLIP_NORM, PATIENCE = 0.1, 50, 1.0, 2  # WARM_UP is in optimizer steps
 
 
@@ -32,9 +32,12 @@ class Shirts(Dataset):
 
     def __getitem__(self, index):
         image, label = self.images[index]
-        if self.split == "train" and torch.rand(()) < 0.5:
-            image = image.flip(-1)  # augmentation: half of the images are mirrored
         return {"id": f"{self.split}-{index}", "image": image, "is_shirt": (label == 6).float()}
+
+
+def mirror_half(images):  # augmentation
+    is_mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+    return torch.where(is_mirrored, images.flip(-1), images)
 
 
 def new_model():
@@ -80,7 +83,7 @@ def main(options):
     torch.manual_seed(options.seed)
     train_set, test_set = Shirts("train"), Shirts("test")
     test_part = Subset(test_set, range(rank, len(test_set), world_size))  # no padding
-    batch_size, workers = BATCH_SIZE // world_size, WORKERS // world_size
+    batch_size, workers = BATCH_SIZE // world_size, options.workers // world_size
     sampler = DistributedSampler(train_set, seed=10_000 * options.seed)
     train_loader = DataLoader(train_set, batch_size, sampler=sampler, num_workers=workers)
     test_loader = DataLoader(test_part, batch_size=300, num_workers=workers)
@@ -109,7 +112,7 @@ def main(options):
         for number, batch in enumerate(bar, 1):
             is_last = number % ACCUMULATE == 0 or number == len(train_loader)
             with nullcontext() if is_last else model.no_sync():
-                logits = model(batch["image"].to(device)).flatten()
+                logits = model(mirror_half(batch["image"].to(device))).flatten()
                 loss = F.binary_cross_entropy_with_logits(logits, batch["is_shirt"].to(device))
                 (loss / ACCUMULATE).backward()
             loss_of_step += loss.detach() / ACCUMULATE
@@ -158,6 +161,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0, help="of each data loader")
     parser.add_argument("--folder", type=Path, default=Path("runs/page_12/ddp"))
     parser.add_argument("--resume", action="store_true")
     main(parser.parse_args())

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from accel_demo.data import packaged_set
 
-BATCH_SIZE, ACCUMULATE, WORKERS = 64, 2, 2
+BATCH_SIZE, ACCUMULATE = 64, 2
 LEARNING_RATE, WARM_UP, CLIP_NORM, PATIENCE = 0.1, 50, 1.0, 2  # WARM_UP is in optimizer steps
 
 
@@ -28,9 +28,12 @@ class Shirts(Dataset):
 
     def __getitem__(self, index):
         image, label = self.images[index]
-        if self.split == "train" and torch.rand(()) < 0.5:
-            image = image.flip(-1)  # augmentation: half of the images are mirrored
         return {"id": f"{self.split}-{index}", "image": image, "is_shirt": (label == 6).float()}
+
+
+def mirror_half(images):  # augmentation
+    is_mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+    return torch.where(is_mirrored, images.flip(-1), images)
 
 
 def new_model():
@@ -68,8 +71,8 @@ def main(options):
     torch.manual_seed(options.seed)
     train_set, test_set, order = Shirts("train"), Shirts("test"), torch.Generator()
     sampler = RandomSampler(train_set, generator=order)
-    train_loader = DataLoader(train_set, BATCH_SIZE, sampler=sampler, num_workers=WORKERS)
-    test_loader = DataLoader(test_set, batch_size=300, num_workers=WORKERS)
+    train_loader = DataLoader(train_set, BATCH_SIZE, sampler=sampler, num_workers=options.workers)
+    test_loader = DataLoader(test_set, batch_size=300, num_workers=options.workers)
     model = new_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=0.9)
     steps = options.epochs * math.ceil(len(train_loader) / ACCUMULATE)
@@ -87,11 +90,11 @@ def main(options):
     for epoch in range(progress["epoch"], options.epochs):
         seed = 10_000 * options.seed + 100 * epoch  # a resumed run needs no random state
         order.manual_seed(seed)
-        torch.manual_seed(seed)  # dropout, and the workers, which mirror
+        torch.manual_seed(seed)  # dropout and mirroring
         model.train()
         loss_of_step = 0.0
         for number, batch in enumerate(tqdm(train_loader, f"epoch {epoch + 1}"), 1):
-            logits = model(batch["image"].to(device)).flatten()
+            logits = model(mirror_half(batch["image"].to(device))).flatten()
             loss = F.binary_cross_entropy_with_logits(logits, batch["is_shirt"].to(device))
             (loss / ACCUMULATE).backward()
             loss_of_step += loss.detach() / ACCUMULATE
@@ -130,6 +133,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0, help="of each data loader")
     parser.add_argument("--folder", type=Path, default=Path("runs/page_12/plain"))
     parser.add_argument("--resume", action="store_true")
     main(parser.parse_args())

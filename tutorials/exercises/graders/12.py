@@ -112,7 +112,11 @@ def judge_training(ranks: list[dict]) -> None:
         raise Wrong("the two processes are not connected: each one trains alone")
     steps = ranks[0]["steps"]
     if steps != STEPS:
-        size = "the batch size is per process" if steps < STEPS else "is every micro-batch a step?"
+        size = (
+            "the batch size is per process"
+            if steps < STEPS
+            else "does each rank read all samples, or is every micro-batch a step?"
+        )
         raise Wrong(
             f"on two processes, there are {counted(steps, 'optimizer step')} instead of {STEPS}: "
             f"{size}",

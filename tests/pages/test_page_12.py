@@ -1,0 +1,121 @@
+"""Page 12: the two conversions train, stop and resume like the plain script."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import run_ranks
+from tests.pages.pages import TUTORIALS, rows_below
+
+PLAIN, ACCELERATE, DDP = (TUTORIALS / f"12_{name}.py" for name in ("plain", "accelerate", "ddp"))
+SETTINGS = "WARM_UP, CLIP_NORM, PATIENCE = 0.1, 50, 1.0, 2"
+FEWER_IMAGES = {
+    "packaged_set(split)\n": "torch.utils.data.Subset(packaged_set(split), range(500))\n",
+    SETTINGS: "WARM_UP, CLIP_NORM, PATIENCE = 0.1, 3, 1.0, 2",
+}
+IN_TWO = {  # what follows after a save, which contains the epoch's number and score
+    ACCELERATE: '        if accelerator.is_main_process and progress["epochs_without_gain"]',
+    DDP: "        must_stop = torch.tensor(",
+}
+both_conversions = pytest.mark.parametrize("program", [ACCELERATE, DDP], ids=lambda path: path.stem)
+
+
+def changed(program: Path, folder: Path, changes: dict[str, str]) -> Path:
+    """Write a copy of the program with other texts to a folder."""
+    text = program.read_text()
+    for old, new in changes.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    copy = folder / program.name
+    copy.write_text(text)
+    return copy
+
+
+def train(program: Path, processes: int, epochs: int, folder: Path, *flags):
+    words = [program, "--epochs", epochs, "--folder", folder, *flags]
+    return run_ranks(words, processes, OMP_NUM_THREADS="1")
+
+
+def files_of(folder: Path) -> tuple[dict, dict]:
+    """Return the best weights, and the logit of each image, by its ID."""
+    with open(folder / "best.csv", newline="") as file:
+        return torch.load(folder / "best.pt"), dict(csv.reader(file))
+
+
+def are_equal(folder: Path, other: Path) -> bool:
+    (weights, logits), (other_weights, other_logits) = files_of(folder), files_of(other)
+    same = [torch.equal(values, other_weights[name]) for name, values in weights.items()]
+    return all(same) and weights.keys() == other_weights.keys() and logits == other_logits
+
+
+def test_in_one_process_both_conversions_save_the_bits_of_the_plain_script(tmp_path):
+    for program in (PLAIN, ACCELERATE, DDP):
+        copy = changed(program, tmp_path, FEWER_IMAGES)
+        result = train(copy, 1, 2, tmp_path / program.stem)
+        assert result.returncode == 0, result.stderr
+        assert "epoch 2: AUC 0." in result.stdout and "on 500 test images" in result.stdout
+    for program in (ACCELERATE, DDP):
+        assert are_equal(tmp_path / program.stem, tmp_path / PLAIN.stem)
+
+
+@both_conversions
+def test_two_processes_evaluate_each_image_once_and_resume_to_the_same_bits(program, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    copy = changed(program, tmp_path, FEWER_IMAGES)
+    result = train(copy, 2, 3, whole)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("on 500 test images") == 3 and len(files_of(whole)[1]) == 500
+    dies = (
+        f"        if epoch == 1:\n            import os; os.kill(os.getpid(), 9)\n{IN_TWO[program]}"
+    )
+    result = train(changed(copy, tmp_path, {IN_TWO[program]: dies}), 2, 3, killed)
+    assert result.stdout.count("on 500 test images") == 2
+    result = train(changed(program, tmp_path, FEWER_IMAGES), 2, 3, killed, "--resume")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("on 500 test images") == 1
+    assert are_equal(whole, killed)
+
+
+@both_conversions
+def test_two_processes_stop_after_the_same_epoch(program, tmp_path):
+    no_gain = {**FEWER_IMAGES, SETTINGS: "WARM_UP, CLIP_NORM, PATIENCE = 0.0, 3, 1.0, 1"}
+    result = train(changed(program, tmp_path, no_gain), 2, 5, tmp_path / "files")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("on 500 test images") == 2
+    assert result.stdout.count("stopped early") == 1
+
+
+@pytest.mark.frameworks
+def test_a_metric_of_torchmetrics_gathers_the_samples_of_all_ranks(tmp_path):
+    pytest.importorskip("torchmetrics", reason="needs torchmetrics, which Lightning installs")
+    program = tmp_path / "metric.py"
+    program.write_text(TORCHMETRICS)
+    result = run_ranks([program], 2)
+    assert sorted(result.stdout.split()) == ["0.75", "0.75"], result.stderr
+
+
+TORCHMETRICS = """
+import torch, torch.distributed as dist
+from torchmetrics.classification import BinaryAUROC
+
+dist.init_process_group("gloo")
+assert dist.get_world_size() == 2
+metric = BinaryAUROC()
+scores, targets = torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1])
+metric.update(scores[dist.get_rank() :: 2], targets[dist.get_rank() :: 2])
+print(metric.compute().item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_the_comparison_on_the_page_has_equal_bits_in_one_process_and_scores_inside_the_spread():
+    rows = rows_below(TUTORIALS / "12_your_own_script.md", "program, seed 0")
+    assert [row[1:3] for row in rows] == [
+        ["1", "equal bits"],
+        ["1", "equal bits"],
+        ["2", "different"],
+        ["2", "different"],
+    ]
+    assert all(row[4] == "inside" for row in rows)
