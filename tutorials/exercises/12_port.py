@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 from accel_demo.data import packaged_set
 
-ACCUMULATE, WARM_UP, CLIP_NORM = 2, 20, 1.0  # WARM_UP is in optimizer steps
+ACCUMULATE, WARM_UP, CLIP_NORM = 2, 10, 1.0  # WARM_UP is in optimizer steps
 
 
 class Rows(Dataset):
@@ -103,7 +103,7 @@ def main(options):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     options.folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    train_set, test_set, order = Rows("train", 3000), Rows("test", 999), torch.Generator()
+    train_set, test_set, order = Rows("train", 1500), Rows("test", 999), torch.Generator()
     sampler = RandomSampler(train_set, generator=order)
     train_loader = DataLoader(train_set, 50, sampler=sampler, collate_fn=collate)
     test_loader = DataLoader(test_set, 200, collate_fn=collate)

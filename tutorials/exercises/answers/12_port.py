@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from accel_demo.data import packaged_set
 
-BATCH_SIZE, ACCUMULATE, WARM_UP, CLIP_NORM = 50, 2, 20, 1.0  # WARM_UP is in optimizer steps
+BATCH_SIZE, ACCUMULATE, WARM_UP, CLIP_NORM = 50, 2, 10, 1.0  # WARM_UP is in optimizer steps
 
 
 class Rows(Dataset):
@@ -94,7 +94,7 @@ def main(options):
     )
     options.folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    train_set, test_set, order = Rows("train", 3000), Rows("test", 999), torch.Generator()
+    train_set, test_set, order = Rows("train", 1500), Rows("test", 999), torch.Generator()
     sampler = RandomSampler(train_set, generator=order)
     batch_size = BATCH_SIZE // accelerator.num_processes
     train_loader = DataLoader(train_set, batch_size, sampler=sampler, collate_fn=collate)

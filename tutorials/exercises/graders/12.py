@@ -28,7 +28,7 @@ from accel_demo.wording import counted
 EPOCHS, KILL_AFTER = 3, 2  # KILL_AFTER is the number of lines in log.jsonl
 FULL = f"--epochs {EPOCHS}"
 STOPPING = "--epochs 5 --patience 1 --learning-rate 0"  # the second epoch brings no gain
-STEPS = EPOCHS * 30
+STEPS = EPOCHS * 15
 TIME_LIMIT = 150  # seconds for one launch; a right answer takes about ten
 PATIENCE = 60  # seconds for the script itself, after the imports
 TOLERANCE = 1e-3  # largest difference of a weight; rounding makes it about 1e-5
@@ -138,7 +138,7 @@ def judge_training(ranks: list[dict]) -> None:
 
 
 def expected_rates() -> list[float]:
-    return [0.1 * min((step + 1) / 20, 1 - step / STEPS) for step in range(STEPS)]
+    return [0.1 * min((step + 1) / 10, 1 - step / STEPS) for step in range(STEPS)]
 
 
 def judge_findings(events: Path, answer: Path, folder: Path) -> None:
