@@ -67,7 +67,7 @@ def judge_all(answer: Path) -> str:
         with prefixed(f"with {STOPPING}, "):
             check_end(stopped.result(), 2)
             if len(lines := log_of(folders["stop"])) != 2:
-                raise Wrong(f"it trains {counted(len(lines), 'epoch')} instead of 2", STOP)
+                raise Wrong(f"log.jsonl has {counted(len(lines), 'line')} instead of 2", STOP)
     return (
         "the audit finds no errors and no warnings, and the files are those of one process: on "
         "one process, on two, and after a kill. Two processes stop together"
@@ -165,16 +165,6 @@ def judge_files(folder: Path, expected: Path) -> None:
     epochs = [line.get("epoch") for line in lines]
     if epochs != list(range(EPOCHS)):
         raise Wrong(f"log.jsonl has the epochs {epochs} instead of {list(range(EPOCHS))}", FILES)
-    for name in ("loss", "macro_f1"):
-        for line, other in zip(lines, right, strict=True):
-            value = line.get(name)
-            if not isinstance(value, float) or abs(value - other[name]) > OF_SCORES:
-                shown = f"{value:.4f}" if isinstance(value, float) else value
-                raise Wrong(
-                    f"in log.jsonl, {name} of epoch {line['epoch']} is {shown} instead of "
-                    f"{other[name]:.4f}. Does it include the samples of all processes, each once?",
-                    "Each score belongs to one sample",
-                )
     weights, reference = weights_of(folder), weights_of(expected)
     if weights.keys() != reference.keys():
         raise Wrong(f"best.pt has the names {', '.join(list(weights)[:2])}, …", FILES)
@@ -185,6 +175,16 @@ def judge_files(folder: Path, expected: Path) -> None:
                 "trains with the same global batch",
                 "First one process, then two",
             )
+    for name in ("loss", "macro_f1"):
+        for line, other in zip(lines, right, strict=True):
+            value = line.get(name)
+            if not isinstance(value, float) or abs(value - other[name]) > OF_SCORES:
+                shown = f"{value:.4f}" if isinstance(value, float) else value
+                raise Wrong(
+                    f"in log.jsonl, {name} of epoch {line['epoch']} is {shown} instead of "
+                    f"{other[name]:.4f}. Does it include the samples of all processes, each once?",
+                    "Each score belongs to one sample",
+                )
     ids, others = (set((each / "wrong.txt").read_text().split()) for each in (folder, expected))
     if len(ids ^ others) > FLIPS:
         raise Wrong(
