@@ -13,6 +13,7 @@ from accelerate.utils import DataLoaderConfiguration
 from accel_demo import show
 from accel_demo.errors import one_line_errors
 from accel_demo.processes.launch import REPOSITORY, spawn
+from accel_demo.wording import counted
 
 SEEDABLE = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0)
 PAIRS = [  # processes, and the two programs to compare with their options
@@ -52,6 +53,7 @@ def in_words(difference: float) -> str:
 
 def weights_of(name: str, options: dict, processes: int) -> torch.Tensor:
     """Train in this many processes, and return rank 0's weights, all in one vector."""
+    print(f"11_{name}.py, {counted(processes, 'process')}{', seedable' if options else ''}:")
     weights = spawn(train, processes, name, options)
     if len(weights) != processes or any(not torch.equal(each, weights[0]) for each in weights):
         raise RuntimeError(f"{name}: the processes ended with different weights")

@@ -94,13 +94,19 @@ def print_pages() -> None:
                 continue
             graded = (TUTORIALS / f"exercises/graders/{number}.py").exists()
             exercise = f"`accel-demo check {number}`" if graded else ""
-            print(f"| [{number} {title}]({name}.md) | {question} | {minutes(name)} | {exercise} |")
+            page = f"[{number} {title}]({name}.md)"
+            page = f"**{page}**" if int(number) in COURSE["path"] else page
+            print(f"| {page} | {question} | {minutes(name)} | {exercise} |")
 
 
 def print_hours() -> None:
-    """Print how long the pages that exist take, in hours."""
-    hours = round(sum(minutes(page.stem) for page in TUTORIALS.glob("[0-9]*.md")) / 60)
-    print(f"Together, the pages take about {hours} hours, and the exercises as long again.")
+    """Print how long the main path and all pages take, in hours."""
+    of_page = {page.stem: minutes(page.stem) for page in TUTORIALS.glob("[0-9]*.md")}
+    path = sum(of_page[name] for name in of_page if int(name[:2]) in COURSE["path"])
+    print(
+        f"The main path takes about {round(path / 60)} hours, all pages together about "
+        f"{round(sum(of_page.values()) / 60)}, and the exercises as long again."
+    )
 
 
 def print_terms() -> None:
