@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from accel_demo import show
-from accel_demo.anatomy.devices import cuda_order, draw_map, visible_devices
+from accel_demo.anatomy.devices import draw_map, visible_devices
 from accel_demo.errors import one_line_errors
 from accel_demo.options import Parser
 
@@ -40,14 +40,6 @@ def main(plot: Path | None) -> None:
         first, second = devices.get("cuda:0", "none"), devices.get("cuda:1", "none")
         rows.append([setting, len(devices), first, second, reason])
     print(show.table(["CUDA_VISIBLE_DEVICES", "visible", "cuda:0", "cuda:1", "reason"], rows))
-    print("\nGPU A is slow and on the first PCI bus. GPU B is fast and on the second:\n")
-    rows = []
-    for order in ("FASTEST_FIRST", "PCI_BUS_ID"):
-        numbered = cuda_order(["00000000:01:00.0", "00000000:41:00.0"], [1.0, 2.0], order)
-        rows.append([order, *("AB"[gpu] for gpu in numbered)])
-    print(show.table(["CUDA_DEVICE_ORDER", "CUDA's GPU 0", "CUDA's GPU 1"], rows))
-    cuda_1 = visible_devices("0,4", GPUS)["cuda:1"]
-    print(f"\nWith {len(GPUS)} GPUs and CUDA_VISIBLE_DEVICES=0,4, GPU {cuda_1} is `cuda:1`.")
     if plot:
         draw_map(DRAWN, len(GPUS), plot)
 

@@ -29,7 +29,6 @@ TABLES = {  # (line you find, line to write instead, expression to evaluate afte
             "batch = {k: v.to(device) for k, v in batch.items()}",
             "devices(batch)",
         ),
-        ("output = data_parallel(net, images, [0, 1])", "output = net(images)", "output.shape"),
     ],
     "Converting": [
         ("images = Variable(images)", "", "type(images).__name__"),
@@ -93,7 +92,7 @@ def result(line: str, look: str) -> str:
 
 def new_variables() -> dict:
     """Return the variables used by the lines."""
-    Variable, data_parallel, np = torch.autograd.Variable, nn.parallel.data_parallel, numpy
+    Variable, np = torch.autograd.Variable, numpy
     torch.manual_seed(0)
     BATCH_SIZE = 8
     device = torch.device("meta")  # not a GPU, but not the CPU either

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from kernel_distance import methods
 from kernel_distance.methods import over_devices
 from torch.distributed._functional_collectives import all_reduce
-from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
@@ -47,15 +46,10 @@ def main(device: torch.device) -> None:
         large = f"{methods.predicted_graph_bytes(name, LARGE, ranks) / 1e6:,.0f} MB"
         rows.append([name, "yes" if same(result, expected) else "no", *kept, large])
     head = ["method", "equal", "8 kernels", "16 kernels", "32 kernels", "512 × 512 × 3 × 3"]
-    under_ddp = DistributedDataParallel(torch.nn.Conv2d(32, 16, 3, device=device)).module.weight
-    own = methods.graph_bytes(methods.vectorized, under_ddp) / under_ddp.nbytes
-    kept = [None] * ranks
-    dist.all_gather_object(kept, f"{own:.1f}")
     sums = compare_sums(weights[1].double(), expected)
     if dist.get_rank() == 0:
         print(f"{use_in_a_loss(device)}\n")
-        print(table(head, rows))
-        print(f"\nvectorized, the layer under DDP, 16 kernels, by rank: {', '.join(kept)}\n")
+        print(f"{table(head, rows)}\n")
         print(sums)
 
 

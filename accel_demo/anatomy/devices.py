@@ -81,21 +81,6 @@ def _gpu_with_uuid(written: str, uuids: list[str] | None) -> int | str | None:
     return matching[0] if len(matching) == 1 else None
 
 
-def cuda_order(bus_ids: list[str], speeds: list[float], order: str = "FASTEST_FIRST") -> list[int]:
-    """Return the GPU indices in the order in which CUDA numbers the GPUs.
-
-    This is the order before CUDA_VISIBLE_DEVICES is applied. `order` is the value of
-    CUDA_DEVICE_ORDER: FASTEST_FIRST (the default) or PCI_BUS_ID. CUDA compares speeds with an
-    undocumented heuristic, so the caller passes `speeds`. GPUs of equal speed are in bus order.
-    Source: the page linked in `visible_devices`.
-    """
-    if order not in ("FASTEST_FIRST", "PCI_BUS_ID"):
-        raise ValueError(f"order must be FASTEST_FIRST or PCI_BUS_ID, got {order!r}")
-    addresses = [[int(part, 16) for part in re.split("[:.]", bus_id)] for bus_id in bus_ids]
-    by_bus = sorted(range(len(bus_ids)), key=lambda gpu: addresses[gpu])
-    return by_bus if order == "PCI_BUS_ID" else sorted(by_bus, key=lambda gpu: -speeds[gpu])
-
-
 def machine_rows() -> list[tuple[str, str]]:
     """Return (property, value) rows for cores, memory, torch's accelerators, and all GPUs."""
     import torch  # imported here because it is slow, and `--visible` does not need it

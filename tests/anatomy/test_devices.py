@@ -2,7 +2,6 @@
 
 import doctest
 import itertools
-import random
 import sys
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from accel_demo import show
 from accel_demo.anatomy import asynchronous, devices
-from accel_demo.anatomy.devices import cuda_order, visible_devices
+from accel_demo.anatomy.devices import visible_devices
 from tests.anatomy.programs import printed, table_rows, words_in
 from tests.conftest import GPUS, VISIBLE_GPUS
 
@@ -127,26 +126,6 @@ def test_torch_selects_no_gpu_if_an_id_is_repeated_after_an_invalid_one():
     for value in ("0,99,0", "0,99,99", "GPU-1a2,GPU-zz,GPU-1a2"):
         assert numbers_of(visible_devices(value, UUIDS)) == [0]
         assert read_by_torch(value, UUIDS) == []
-
-
-def test_gpus_are_ordered_by_the_value_of_the_bus_id_not_alphabetically():
-    buses = ["00000000:41:00.0", "00000000:0A:00.0", "0000:3:00.0"]
-    assert cuda_order(buses, [1, 1, 1], "PCI_BUS_ID") == [2, 1, 0]
-    assert cuda_order(buses, [1, 1, 1]) == [2, 1, 0]  # for equal speeds, the order is our choice
-    assert cuda_order(buses, [1, 3, 2]) == [1, 2, 0]
-    with pytest.raises(ValueError, match="order must be"):
-        cuda_order(buses, [1, 1, 1], "SLOWEST_FIRST")
-
-
-def test_both_orders_number_each_gpu_once():
-    gpus = random.Random(0).sample(range(256), 12)
-    buses, speeds = [f"00000000:{bus:02X}:00.0" for bus in gpus], [bus % 4 for bus in gpus]
-    by_bus, by_speed = (
-        cuda_order(buses, speeds, order) for order in ("PCI_BUS_ID", "FASTEST_FIRST")
-    )
-    assert [gpus[gpu] for gpu in by_bus] == sorted(gpus)
-    assert [speeds[gpu] for gpu in by_speed] == sorted(speeds, reverse=True)
-    assert sorted(by_speed) == list(range(12))
 
 
 class FakeNvml:

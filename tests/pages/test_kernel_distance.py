@@ -23,7 +23,7 @@ from kernel_distance.methods import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.anatomy.programs import table_rows, words_in
+from tests.anatomy.programs import table_rows
 from tests.conftest import GPUS, VISIBLE_GPUS
 from tests.pages.pages import TUTORIALS
 
@@ -290,16 +290,13 @@ def test_over_ranks_every_rank_has_the_whole_gradient_and_no_mistake_hangs(toget
             assert all_ranks.startswith(f"on rank 0: {beginning}")
 
 
-def test_the_program_measures_every_method(start, tmp_path):
-    picture = tmp_path / "memory.svg"
-    command = "python tutorials/kernel_distance --layers 6x2 --plot".split()
-    result = start([*command, picture], timeout=200)
+def test_the_program_measures_every_method(start):
+    result = start("python tutorials/kernel_distance --layers 6x2".split(), timeout=200)
     assert (result.returncode, result.stderr) == (0, "")
     rows = [row for row in table_rows(result.stdout) if row[0] in METHODS]
     for_lengths = [method for method in METHODS if method != "closed form"]
     assert [row[0] for row in rows] == [*METHODS, *for_lengths]
     assert all(float(row[3]) < 1e-5 and float(row[1]) > 0 for row in rows)
-    assert words_in(picture) >= {"peak memory in MB, logarithmic", "6 × 2 × 3 × 3", *METHODS}
 
 
 @pytest.mark.gpu

@@ -17,11 +17,9 @@ from accel_demo.anatomy.devices import visible_devices
 from tests.conftest import GPUS, VISIBLE_GPUS
 from tests.pages.pages import (
     TUTORIALS,
-    bound_to,
     load_grader,
     rows_below,
     table_rows,
-    transcript,
 )
 
 ANSWER = TUTORIALS / "exercises" / "answers" / "90_visible_devices.py"
@@ -76,26 +74,6 @@ def test_the_first_row_sets_the_variable_for_one_program(shell):
     assert ended.stdout.split() == ["0,4", "-1"]  # -1 is set in conftest.py
 
 
-def test_a_space_after_a_number_is_harmless_but_a_space_after_a_uuid_hides_the_gpu(monkeypatch):
-    gpus = runpy.run_path(str(TUTORIALS / "90_choosing_gpus.py"))["GPUS"]
-    assert (
-        visible_devices("0,4 ", gpus) == visible_devices("0,4", gpus) == {"cuda:0": 0, "cuda:1": 4}
-    )
-    assert visible_devices("GPU-c46e", gpus) == {"cuda:0": 4}
-    assert visible_devices("GPU-c46e ", gpus) == {}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,4 ")
-    assert torch.cuda._parse_visible_devices() == [0, 4]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c46e ")
-    ids = [str(gpu_id) for gpu_id in torch.cuda._parse_visible_devices()]
-    assert torch.cuda._transform_uuid_to_ordinals(ids, gpus) == []
-
-
-def test_of_a_list_separated_by_spaces_only_the_first_number_is_read(monkeypatch):
-    assert visible_devices("0 4", 8) == {"cuda:0": 0}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0 4")
-    assert torch.cuda._parse_visible_devices() == [0]
-
-
 def test_the_drawing_of_nvidia_smi_contains_no_measured_number():
     lines = (TUTORIALS / "90_nvidia_smi.txt").read_text().splitlines()
     assert lines[0].startswith("A drawing, not a recorded output.")
@@ -125,17 +103,6 @@ def test_torch_documents_utilization_and_memory_as_the_page_explains_them():
     assert "managed by the caching allocator" in (torch.cuda.memory_reserved.__doc__ or "")
 
 
-@pytest.mark.skipif(
-    torch.version.cuda is None or GPUS > 0, reason="the page is about torch with CUDA, but no GPU"
-)
-def test_without_a_gpu_set_device_raises_the_recorded_errors(start):
-    [(command, recorded)] = transcript("set_device").items()
-    result = start(command.split())
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == recorded
-    assert "Found no NVIDIA driver" in recorded
-
-
 def test_collectives_of_objects_need_set_device_with_nccl():
     documented = " ".join((dist.all_gather_object.__doc__ or "").split())
     assert "the device used is given by ``torch.cuda.current_device()``" in documented
@@ -145,18 +112,6 @@ def test_collectives_of_objects_need_set_device_with_nccl():
 def test_accelerate_calls_set_device():
     assert "device_module.set_device(self.device)" in inspect.getsource(PartialState.set_device)
     assert "self.set_device()" in inspect.getsource(PartialState.__init__)
-
-
-WARNING = "`set_device` warns you in PyTorch {version}"
-
-
-def test_torch_can_warn_of_a_context_that_was_created_before_set_device():
-    bound_to("torch", PAGE, WARNING)
-    documented = " ".join((torch.cuda._primary_context_devices.__doc__ or "").split())
-    assert "a pinned-memory (``pin_memory=True``) allocation" in documented
-    assert "(hundreds of MB) on the shared device 0" in documented
-    assert '"TORCH_CUDA_CHECK_STRAY_CONTEXT"' in inspect.getsource(torch.cuda)
-    assert "_check_stray_context(device)" in inspect.getsource(torch.cuda.set_device)
 
 
 SET_DEVICE = """import torch
@@ -173,20 +128,6 @@ print(torch.cuda.current_device(), torch.cuda.device_count())"""
 def test_set_device_changes_new_tensors_but_moves_and_hides_nothing(start):
     result = start(["python", "-c", SET_DEVICE], **VISIBLE_GPUS)
     assert result.stdout.split() == ["cuda:0", "cuda:1", "cuda:0", "1", str(GPUS)], result.stderr
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPU(s)")
-@pytest.mark.parametrize(
-    "earlier", ["torch.zeros(1, device='cuda')", "torch.zeros(1).pin_memory()"]
-)
-def test_set_device_reports_the_context_that_an_earlier_line_created(start, earlier):
-    bound_to("torch", PAGE, WARNING)
-    program = f"import torch; {earlier}; torch.cuda.set_device(1)"
-    check_context = {"TORCH_CUDA_CHECK_STRAY_CONTEXT": "warn"}
-    result = start(["python", "-c", program], **VISIBLE_GPUS, **check_context)
-    assert result.returncode == 0, result.stderr
-    assert "found an existing CUDA primary context on device(s) [0]" in result.stderr
 
 
 MEMORY = """import torch

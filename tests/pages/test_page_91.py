@@ -3,7 +3,6 @@
 import inspect
 import json
 import mmap
-import pickle
 import re
 from datetime import timedelta
 from functools import cache
@@ -21,9 +20,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 from torchvision import datasets, models
 
-from accel_demo.config import CommandLine
 from accel_demo.data import STATISTICS
-from accel_demo.errors import UserError
 from accel_demo.processes.launch import free_port
 from tests.conftest import run_all, run_ranks
 from tests.pages.pages import (
@@ -260,14 +257,6 @@ def test_normalize_with_05_and_1_only_shifts_the_pixels():
     assert f"`Normalize(({mean[0]},), ({std[0]},))`" in TEXT
 
 
-def test_the_second_step_starts_with_the_running_mean_of_rank_0():
-    rows = [row for row in table_rows(PAGE.name, cells=3) if row[0].startswith("running mean")]
-    before, after, second = ((float(rank_0), float(rank_1)) for _, rank_0, rank_1 in rows)
-    assert before == (0, 0)
-    assert after[0] != after[1]
-    assert second == (after[0], after[0])
-
-
 def wrap_and_catch() -> str:
     """Wrap a network on the CPU with a group that, like one of NCCL, has no backend for it."""
     group = dist.new_group(backend="cuda:gloo")
@@ -299,27 +288,6 @@ def test_set_device_fails_without_cuda_as_the_page_says(monkeypatch):
     assert f"`{message}`" in TEXT
 
 
-def weights_of_a_saved_wrapper(path: str) -> dict[str, torch.Tensor]:
-    net = DistributedDataParallel(nn.Linear(2, 2))
-    torch.save(net, path)
-    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        torch.load(path)
-    loaded = torch.load(path, map_location="cpu", weights_only=False).module.state_dict()
-    assert all(torch.equal(loaded[key], value) for key, value in net.module.state_dict().items())
-    del net._bucket_config  # which older versions of the class don't have
-    torch.save(net, path)
-    with pytest.raises(AttributeError, match="_bucket_config"):
-        torch.load(path, weights_only=False)
-    return loaded
-
-
-def test_a_saved_wrapper_loads_in_a_connected_process_if_the_class_has_not_changed(
-    together, tmp_path
-):
-    [loaded] = together(weights_of_a_saved_wrapper, 1, path=str(tmp_path / "my_net.pth"))
-    nn.Linear(2, 2).load_state_dict(loaded)
-
-
 def test_the_prefix_of_old_files_can_be_removed():
     state_dict = {f"module.{key}": value for key, value in resnet18().state_dict().items()}
     with pytest.raises(RuntimeError, match="Missing key"):
@@ -334,19 +302,6 @@ def test_conv1_is_the_only_layer_that_reads_the_image():
     assert inputs[0] == 3 and 3 not in inputs[1:]
     net.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
     assert net(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
-
-
-def test_the_repository_has_the_options_of_the_old_script():
-    [flags] = re.findall(r"accel_demo/train_ddp.py (.*?) ```", TEXT)
-    config, _ = CommandLine("").read(flags.replace("\\", "").split())
-    assert (config.model, config.dataset, config.optimizer) == ("resnet101", "mnist", "adam")
-    assert (config.batch_size, config.learning_rate, config.print_every) == (256, 1e-3, 10)
-    assert (config.schedule, config.label_smoothing) == ("constant", 0)
-    assert config.clip_norm == float("inf")
-    assert (config.epochs, config.weight_decay) == (10, 0)  # defaults
-    assert (config.augment, config.dropout, config.accumulate) == (False, 0, 1)
-    with pytest.raises(UserError, match="there is no --local-rank. Start the program with"):
-        CommandLine("").read(["--local-rank=0"])
 
 
 def test_the_page_shows_what_two_processes_with_rank_0_print():
@@ -380,35 +335,6 @@ def test_spawn_in_a_script_without_a_guard_fails_as_the_page_says(start, tmp_pat
     result = start(["python", script])
     assert result.returncode != 0
     assert "RuntimeError" in result.stderr and "freeze_support()" in result.stderr
-
-
-SPAWN_FOR_TWO_MACHINES = """
-import os
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-
-def main(local_rank, machine, folder):
-    rank = machine * 1 + local_rank
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    print(f"machine {machine}: {total.item():.0f}\\n", end="")
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    contexts = [mp.spawn(main, (machine, os.getcwd()), 1, join=False) for machine in range(2)]
-    for context in contexts:
-        while not context.join():
-            pass
-"""
-
-
-def test_processes_that_two_calls_of_spawn_start_can_connect(start, tmp_path):
-    (tmp_path / "script.py").write_text(SPAWN_FOR_TWO_MACHINES)
-    result = start(["python", "script.py"], cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert sorted(result.stdout.splitlines()) == ["machine 0: 2", "machine 1: 2"]
 
 
 def test_the_old_launcher_passes_local_rank_with_a_hyphen_since_2_0():

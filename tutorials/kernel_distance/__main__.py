@@ -5,7 +5,7 @@ differences (p=1) or the Euclidean length (p=2). Some methods keep all differenc
 others recompute the differences, split them among processes or devices, or avoid them.
 
 python tutorials/kernel_distance
-python tutorials/kernel_distance --layers 60x16 --processes 3 --plot costs.svg
+python tutorials/kernel_distance --layers 60x16 --processes 3
 """
 
 import re
@@ -25,9 +25,9 @@ def shape_of(layer: str) -> tuple[int, int, int, int]:
 
 
 with one_line_errors():
-    parser = Parser(__doc__, plot=True, processes=2)
+    parser = Parser(__doc__, processes=2)
     help = "layers with 3 × 3 kernels, as kernels x input channels (default: 128x64 512x512)"
     parser.add_argument("--layers", nargs="+", metavar="NxC", help=help)
     options = parser.parse_args()
     shapes = [shape_of(layer) for layer in options.layers or ["128x64", "512x512"]]
-    run_in_group(measure_all, options.processes, shapes, options.plot)
+    run_in_group(measure_all, options.processes, shapes)

@@ -30,13 +30,9 @@ error: of value or gradient, whichever is larger, relative to the largest of a f
 
 @dataclass(frozen=True)
 class MethodCost:
-    """The cost of one method for one layer.
-
-    If the method was not run, only `graph_bytes` and `reason_not_run` are set.
-    """
+    """The cost of one method for one layer, or the reason why it was not run."""
 
     method: str
-    graph_bytes: int
     reason_not_run: str = ""
     seconds: float = 0.0
     peak_bytes: int = 0
@@ -108,15 +104,13 @@ def _peak(device: torch.device) -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def measure_all(device: torch.device, shapes: list[tuple[int, ...]], plot: Path | None) -> None:
-    """Measure all methods. Rank 0 runs the single-process methods, and prints and draws results."""
-    layers = {}  # the costs for p=1, by shape
+def measure_all(device: torch.device, shapes: list[tuple[int, ...]]) -> None:
+    """Measure all methods. Rank 0 runs the single-process methods, and prints the results."""
     for shape in shapes:
         for p in (1, 2):
             expected = _on_rank_0(reference, make_weight(shape, torch.device("cpu")).detach(), p)
             names = [name for name in METHODS if name != "closed form" or p == 1]
             rows = [_measure_method(name, shape, p, device, expected) for name in names]
-            layers.setdefault(shape, rows)
             if dist.get_rank() == 0:
                 kind = {1: "absolute differences", 2: "Euclidean distances"}[p]
                 size = _in_megabytes(4 * math.prod(shape))
@@ -125,48 +119,15 @@ def measure_all(device: torch.device, shapes: list[tuple[int, ...]], plot: Path 
                 print(f"{show.table(head, [cost.cells() for cost in rows])}\n", flush=True)
     if dist.get_rank() == 0:
         print(EXPLANATION)
-        if plot:
-            show.save(draw(layers), plot)
-
-
-def draw(layers: dict[tuple[int, ...], list[MethodCost]]):
-    """Draw the peak memory of each method for absolute differences, in one panel for each layer.
-
-    If a method was not run, an empty circle shows the predicted size of its graph.
-    """
-    figure = show.new_figure(5.4, 0.7 + 2.5 * len(layers))
-    panels = figure.subplots(len(layers), 1, sharex=True, squeeze=False)
-    for panel, (shape, rows) in zip(panels.flat, layers.items(), strict=True):
-        for place, cost in enumerate(rows):
-            is_run = not cost.reason_not_run
-            size = max(cost.peak_bytes if is_run else cost.graph_bytes, 1e5) / 1e6
-            fill = "full" if is_run else "none"
-            panel.plot(size, place, "o", color=show.COLORS[0], fillstyle=fill)
-            text = f"{size:,.0f}" if size >= 10 else f"{size:.1f}"
-            panel.annotate(text, (size, place), (7, -3), textcoords="offset points", fontsize=9)
-        panel.set_title(" × ".join(map(str, shape)), fontsize=10)
-        panel.set_xscale("log")
-        panel.margins(x=0.2, y=0.08)
-        panel.set_yticks(range(len(rows)), [cost.method for cost in rows], fontsize=9)
-        panel.invert_yaxis()
-        panel.grid(axis="x", alpha=0.3)
-        panel.tick_params(labelbottom=True)
-        panel.set_axisbelow(True)
-    figure.supxlabel(
-        "peak memory in MB, logarithmic\n(empty circle: not run, the graph alone needs this much)\n"
-        "over devices: total of all devices; over ranks: one process",
-        fontsize=9,
-    )
-    return figure
 
 
 def _measure_method(method: str, shape, p: int, device: torch.device, expected) -> MethodCost:
     """Measure one method. Only rank 0 has the expected results and computes the error."""
     graph_size = predicted_graph_bytes(method, shape, dist.get_world_size())
     if graph_size > MOST_GRAPH_BYTES:
-        return MethodCost(method, graph_size, f"keeps {_in_megabytes(graph_size)}")
+        return MethodCost(method, f"keeps {_in_megabytes(graph_size)}")
     if method == "double loop" and shape[0] ** 2 > MOST_PAIRS:
-        return MethodCost(method, graph_size, "too many pairs")
+        return MethodCost(method, "too many pairs")
     if method.startswith("over ranks"):
         run = measure(method, shape, p, device)
     else:
@@ -178,7 +139,7 @@ def _measure_method(method: str, shape, p: int, device: torch.device, expected) 
         (right_value, right_gradient), (_, _, value, gradient) = expected, run
         off = (gradient - right_gradient).abs().max() / right_gradient.abs().max().clamp(min=1)
         error = max(off.item(), abs(value - right_value) / max(right_value, 1))
-    return MethodCost(method, graph_size, "", seconds, peak_bytes, error)
+    return MethodCost(method, "", seconds, peak_bytes, error)
 
 
 def _on_rank_0(function, *arguments):
