@@ -40,15 +40,16 @@ def draw(path) -> None:
         axis.barh(place - 0.2, LAYERS, 0.34, color=COLORS[5])
         bars = [(start, end - start) for start, end in sent]
         axis.broken_barh(bars, (place + 0.03, 0.34), color=COLORS[3], edgecolor="white")
-        axis.text(sent[-1][1] + 0.2, place, f"{hidden(sent):.0%} hidden", va="center", fontsize=9)
+        text = f"{hidden(sent):.0%} hidden, ends at {sent[-1][1]:.1f}"
+        axis.text(sent[-1][1] + 0.2, place, text, va="center", fontsize=9)
     axis.axvline(LAYERS, color="0.4", linewidth=0.8, linestyle="--")
     names = [
         f"{share:g} ×, {LAYERS // layers} bucket{'s' * (layers < 8)}" for share, layers in CASES
     ]
     axis.set_yticks([row + row // 3 * 0.6 for row in range(len(CASES))], names, fontsize=9)
     axis.invert_yaxis()
-    axis.set_xlabel("time, in layers of backward (blue: backward, red: all-reduce)")
-    axis.set_xlim(0, 28)
+    axis.set_xlabel("time, in layers of backward (blue: backward, orange: all-reduce)")
+    axis.set_xlim(0, 36)
     axis.spines[["top", "right"]].set_visible(False)
     save(figure, path)
 

@@ -28,7 +28,7 @@ RECORDS = {
     "slower": ["python tutorials/41_slower.py"],
     "two_machines": ["accel-demo nodes -- torchrun tutorials/44_two_machines.py"],
     "two_worlds": ["accel-demo nodes --processes-per-node 1 -- python tutorials/44_two_worlds.py"],
-    "rates": ["python tutorials/44_rates.py --plot tutorials/44_rates.svg"],
+    "rates": ["python tutorials/44_rates.py"],
     "lost_machine": ["python tutorials/45_lost_machine.py --plot tutorials/45_lost_machine.svg"],
 }
 

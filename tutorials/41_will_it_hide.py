@@ -13,8 +13,7 @@ TOKENS = 16 * 1024  # per GPU and step
 PEAK = 312e12  # floating-point operations per second of an A100 in bf16, from its data sheet
 MFU = 0.4  # share of the peak that the training reaches; an assumption
 LIMITS = [2**20, 25 * 2**20]  # DDP's limits in bytes for the first bucket and for the others
-GPUS = (8, 1024)
-IN_ONE_MACHINE = ("NVLink", "PCIe")  # these do not connect 1,024 GPUs
+GPUS = 8
 
 # The parameters of GPT-2 with 12 layers and width W. The output layer shares the token embedding.
 W = 768
@@ -34,16 +33,7 @@ print(f"The last bucket has {buckets[-1] / 1e6:.0f} MB.\n")
 
 rows = []
 for name, link in NCCL_LINKS.items():
-    row = [name]
-    for count in GPUS:
-        if count > 8 and name.startswith(IN_ONE_MACHINE):
-            row += ["–", "–"]
-            continue
-        times = [link.ring_all_reduce(size, count) for size in buckets]
-        exposed = max(times[-1], sum(times) - backward)  # the last bucket is always exposed
-        row += [f"{1e3 * sum(times):,.1f} ms", f"{1e3 * exposed:,.1f} ms"]
-    rows.append(row)
-head = ["connection"]
-for count in GPUS:
-    head += [f"{count:,} GPUs: all-reduces", "exposed, at least"]
-print(table(head, rows))
+    times = [link.ring_all_reduce(size, GPUS) for size in buckets]
+    exposed = max(times[-1], sum(times) - backward)  # the last bucket is always exposed
+    rows.append([name, f"{1e3 * sum(times):.1f} ms", f"{1e3 * exposed:.1f} ms"])
+print(table(["connection", "all-reduces", "exposed, at least"], rows))

@@ -65,11 +65,12 @@ def run(command: str, returncode: int = 0, in_order: bool = True, fence: bool = 
     _block("text", f"$ {command}\n{output}") if fence else print(output)
 
 
-def picture(command: str, path: str, description: str) -> None:
+def picture(command: str, path: str, description: str, output: bool = True) -> None:
     """Print a link to the picture that `command --plot path` draws, and the command's output.
 
-    `description` is the alt text. Without `--check`, the picture file is overwritten. With
-    `--check`, the page is stale if the words in the picture have changed.
+    `description` is the alt text. With `output=False`, only the link is printed. Without `--check`,
+    the picture file is overwritten. With `--check`, the page is stale if the words in the picture
+    have changed.
     """
     result = result_of(command, draws=True)
     drawn = result["drawn"]
@@ -78,7 +79,7 @@ def picture(command: str, path: str, description: str) -> None:
         file.write_text(drawn)
     if not file.exists() or _words(drawn) != _words(file.read_text()):
         print(f"**{path} is stale.**\n")
-    print(f"![{description}]({file.name})\n\n{result['output']}")
+    print(f"![{description}]({file.name})" + (f"\n\n{result['output']}" if output else ""))
 
 
 def _part(path: str, start: str | None = None, end: str | None = None) -> list[str]:

@@ -1,7 +1,6 @@
 """Page 41: recorded speed-ups, and the reasons why DDP can be slow."""
 
 import json
-import math
 import re
 from dataclasses import fields
 
@@ -15,6 +14,7 @@ from tests.pages.pages import TUTORIALS, bound_to, load_module, rows_below, tabl
 
 PAGE = TUTORIALS / "41_scaling.md"
 SLOWER = load_module(TUTORIALS / "41_slower.py")
+REASONS = rows_below(TUTORIALS / "transcripts" / "slower.txt", "reason")
 
 
 @pytest.mark.parametrize("name", ["scaling", "slower"])
@@ -24,7 +24,14 @@ def test_each_transcript_matches_its_command_and_is_on_the_page(name):
     assert list(recorded) == commands
     [output] = recorded.values()
     assert "2 connected processes" in output
-    assert set(output.splitlines()) <= set(lines)
+    if name == "scaling":  # the page leaves out the table of fits
+        start, end = output.index("| fit "), output.index("| work, in two parts")
+        output = output[:start] + output[end:]
+    without_effect = [row for row in REASONS if effect(row) == "none"]
+    left_out = [line for line in output.splitlines() if line not in lines]
+    assert [line.split(" |")[0][2:].strip() for line in left_out] == (
+        [row[0] for row in without_effect] if name == "slower" else []
+    )
     for picture in re.findall(r"--plot tutorials/(\S+)", commands[0]):
         assert (TUTORIALS / picture).exists() and f"]({picture})" in PAGE.read_text()
 
@@ -41,18 +48,22 @@ def test_the_numbers_in_the_text_are_those_of_the_transcripts():
     assert float(strong_interval.split()[-1]) < float(weak_interval.split()[0]), "no overlap"
 
 
+def effect(row: list[str]) -> str:
+    """Return "clear", "small" or "none", depending on the row's interval, or "" without one."""
+    found = re.search(r"\(× (\S+) – (\S+)\)", row[3])
+    if not found:
+        return ""
+    low, high = map(float, found.groups())
+    return "clear" if high < 0.9 or low > 1.1 else "small" if high < 1 or low > 1 else "none"
+
+
 def test_only_the_named_fixes_have_an_effect_and_three_of_them_a_clear_one():
-    intervals = {
-        reason: [float(bound) for bound in found[0]]
-        for reason, _, _, figure in rows_below(PAGE, "reason")
-        if (found := re.findall(r"\(× (\S+) – (\S+)\)", figure))
-    }
-    clear = [reason for reason, (low, high) in intervals.items() if high < 0.9 or low > 1.1]
-    expected = ["all-reduce in every micro-batch", "processes share cores", "too many threads"]
-    assert clear == expected
-    below = {reason for reason, (low, high) in intervals.items() if high < 1 or low > 1}
-    just_below = ["no overlap: one big bucket", "buffers sent in every forward"]
-    assert below == {*expected, *just_below}
+    def reasons(kind: str) -> list[str]:
+        return [row[0] for row in REASONS if effect(row) == kind]
+
+    clear = ["all-reduce in every micro-batch", "processes share cores", "too many threads"]
+    assert reasons("clear") == clear
+    assert reasons("small") == ["no overlap: one big bucket", "buffers sent in every forward"]
 
 
 def test_the_buckets_of_gpt_2_are_calculated_and_the_text_follows():
@@ -63,22 +74,16 @@ def test_the_buckets_of_gpt_2_are_calculated_and_the_text_follows():
     assert f"{50257 * 768 * 4 / 1e6:.0f} MB" in text
     sent = f"DDP sends {sum(program.buckets) / 1e6:.0f} MB of gradients in {count} buckets."
     assert f"{sent} The last bucket has {last / 1e6:.0f} MB." in text
-    latency, ring, tree = 14e-3, 2 * (1024 - 1), 2 * math.log2(1024)  # ms, steps, steps
-    assert f"{count} × {ring:,} × 14 µs is {count * ring * latency:.0f} ms" in text
-    assert f"{tree:.0f} steps, which is {count * tree * latency:.0f} ms" in text
     rows = {
-        row[0]: [float(cell.split()[0].replace(",", "")) for cell in row[1:] if cell != "–"]
+        row[0]: [float(cell.split()[0]) for cell in row[1:]]
         for row in rows_below(PAGE, "connection")
     }
     assert list(rows) == list(NCCL_LINKS)
-    assert [name for name, cells in rows.items() if len(cells) == 4] == [
-        name for name in rows if "Gbit/s" in name
-    ]
     of_last = {name: 1e3 * link.ring_all_reduce(last, 8) for name, link in NCCL_LINKS.items()}
-    more = [name for name, (_, exposed, *_) in rows.items() if exposed > 1.05 * of_last[name]]
+    more = [name for name, (_, exposed) in rows.items() if exposed > 1.05 * of_last[name]]
     assert more == ["Ethernet, 10 Gbit/s"] and round(rows[more[0]][0] / backward, -1) == 10
-    assert all(exposed >= max(0, total - backward - 1) for total, exposed, *_ in rows.values())
-    assert [name for name, (total, *_) in rows.items() if total < 8] == [
+    assert all(exposed >= max(0, total - backward - 1) for total, exposed in rows.values())
+    assert [name for name, (total, _) in rows.items() if total < 8] == [
         name for name in rows if "NVLink" in name
     ]
 
@@ -87,7 +92,6 @@ def test_the_answer_on_amdahls_law_is_right():
     for processes in (8, 1000):
         speedup = f"1 / (0.1 + 0.9 / {processes}) = {amdahl(0.1, processes):.1f} times"
         assert speedup in PAGE.read_text()
-    assert amdahl(0.5, 1000) < 2
 
 
 def test_in_the_transcript_two_threads_of_python_code_keep_one_core_busy():
@@ -100,9 +104,8 @@ def test_in_the_transcript_two_threads_of_python_code_keep_one_core_busy():
 
 
 def test_every_row_of_reasons_has_a_sign_a_cure_and_a_number():
-    rows = rows_below(PAGE, "reason")
-    assert len(rows) == 13
-    for reason, sign, cure, figure in rows:
+    assert len(REASONS) == 13
+    for reason, sign, cure, figure in REASONS:
         assert reason and sign and cure and re.search(r"\d", figure)
 
 

@@ -34,7 +34,6 @@ def test_adamw_needs_16_bytes_per_parameter_and_the_buckets_of_ddp_4_more():
     assert ranks["DDP, gradients as bucket views"][0]["total"] == 16 * count
     assert f"take {4 * count / 1e3:.0f} kB" in TEXT
     assert f"needs {16 * count / 1e3:,.0f} kB" in TEXT
-    assert max(parameters) > count / 2  # why the ranks' optimizer states differ under ZeRO
     zero = ranks["the same, ZeRO optimizer"]
     assert zero[0]["state"] > zero[1]["state"]
 
@@ -102,7 +101,7 @@ def test_sharding_only_the_whole_model_gathers_it_and_an_early_optimizer_changes
     for inside, after, is_unchanged in together(shard_in_two_wrong_ways, 2):
         assert (inside, after) == ([384 + 768], 768)
         assert is_unchanged
-        assert f"{inside[0]:,} during the forward pass" in TEXT and f"still holds {after}" in TEXT
+        assert "then gathered at once, and stay until `backward` is done." in TEXT
 
 
 ON_A_CPU = """

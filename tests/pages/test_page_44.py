@@ -8,7 +8,6 @@ from accel_demo.lab import cables
 from tests.pages.pages import TUTORIALS, load_module, rows_below, transcript
 
 PAGE = TUTORIALS / "44_two_machines.md"
-RATES = vars(load_module(TUTORIALS / "44_rates.py"))
 missing = cables.why_not()
 
 
@@ -18,8 +17,6 @@ def test_each_transcript_matches_its_command_and_is_on_the_page(name):
     assert list(recorded) == load_module(TUTORIALS / "40_record.py").RECORDS[name]
     [output] = recorded.values()
     assert set(output.splitlines()) <= set(PAGE.read_text().splitlines())
-    for picture in re.findall(r"--plot tutorials/(\S+)", *recorded):
-        assert (TUTORIALS / picture).exists() and f"]({picture})" in PAGE.read_text()
 
 
 def test_the_script_with_the_mistake_makes_one_group_per_node():
@@ -91,30 +88,12 @@ def test_the_numbers_in_the_text_are_right():
     crossing = 2 * 11 / 12 * 25e6 * 4
     assert f"= {crossing / 1e6:.0f} MB to the next" in text
     assert f"{8 * crossing / 10e9:.2f} seconds" in text
-    header = 14 + 20 + 32  # Ethernet, IPv4, and TCP with its timestamps
-    assert f"({header} of every {1500 + 14:,} bytes here)" in text
-    assert RATES["HEADERS"] == header / (1500 + 14 - header)
-    before, after = (2 * (n - 1) / n for n in (16, 1000))
-    assert f"from 2 · 15/16 = {before:g} to 2 · 999/1000 = {after:g} times" in text
-    assert f"by a factor of {1000 / 16:g}" in text
 
 
-def test_the_parts_of_a_step_in_the_text_follow_from_the_measurement():
-    rows = {row[0]: row for row in rows_below(PAGE, "rate")}
-    ratios = [float(rows[name][4]) for name in ("10mbit", "50mbit", "100mbit")]
+def test_the_medians_in_the_text_are_the_measured_ones():
+    ratios = [float(row[4]) for row in rows_below(PAGE, "rate")[:3]]
     text = " ".join(PAGE.read_text().split())
     assert f"The medians are {min(ratios):.2f} to {max(ratios):.2f} times" in text
-    unlimited = float(rows["not limited"][2].split()[0])
-    assert f"a step without a limit takes {unlimited} s" in text
-    rests = []
-    for rate in ("50mbit", "10mbit"):
-        formula, measured = (float(rows[rate][column].split()[0]) for column in (1, 2))
-        rests.append(100 * (measured - unlimited) / formula - 100 * (1 + RATES["HEADERS"]))
-    assert f"At 50 Mbit/s, the remaining {rests[0]:.0f}% are within the interval" in text
-    assert f"At 10 Mbit/s, {rests[1]:.0f}% remain" in text
-    expected = float(rows["50mbit"][1].split()[0]) * (1 + RATES["HEADERS"]) + unlimited
-    low, high = map(float, rows["50mbit"][3].split(" – "))
-    assert low <= expected <= high
 
 
 @pytest.mark.system
