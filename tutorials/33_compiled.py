@@ -3,19 +3,16 @@
 python tutorials/33_compiled.py
 python tutorials/33_compiled.py --without-compiler
 
-This program uses the backends "eager" and "aot_eager", which run the captured graphs without
-compiling them. Compiling would take a long time, and would not change which graphs are captured.
+This program uses the backend "eager", which runs the captured graphs without compiling them.
+Compiling would take a long time, and would not change which graphs are captured.
 """
 
-import logging
 import os
 
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch._dynamo.utils import counters
-from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import one_line_errors
@@ -41,11 +38,6 @@ def main() -> None:
     print(table(head, rows))
     print("\nName of the first weight in `state_dict()` and in `accelerator.get_state_dict`:\n")
     print(table(["method", "name"], [[method, first_name(method)] for method in METHODS]))
-    heading = "Third backward of a model in DDP, with four layers of 1 MiB and `bucket_cap_mb=1`"
-    print(f"\n{heading}:\n")
-    head = ["method", "pieces of compiled code", "buckets", "sent before the last piece"]
-    print(table(head, backward_rows()))
-    print(f"\nNew graphs in the second epoch: {second[-1][1] - first[-1][1]}")
 
 
 def two_epochs(model: torch.nn.Module) -> list[list[tuple[str, int]]]:
@@ -97,73 +89,6 @@ def first_name(method: str) -> str:
     states = model.state_dict(), accelerator.get_state_dict(model)
     [name] = {next(iter(state)) for state in states}
     return f"`{name}`"
-
-
-class Network(torch.nn.Module):
-    """Four layers. This class is needed because compiling DDP skips a bare `nn.Sequential`."""
-
-    def __init__(self):
-        super().__init__()
-        layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(4)]
-        self.layers = torch.nn.Sequential(*layers)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.layers(inputs)
-
-
-def backward_rows() -> list[list]:
-    """Return a row for each place to compile a model in DDP. One process shows the order, too."""
-    torch._logging.set_logs(dynamo=logging.ERROR)  # hide a warning about a profiler in DDP's code
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    inputs, rows = torch.rand(4, 512), []
-    for method in ("`model.compile()`, then DDP", "DDP, then `torch.compile(ddp)`"):
-        rows.append([method, *order_in_backward(inputs, compile_first=method.startswith("`"))])
-    order = order_in_backward(inputs, compile_first=True, call_first=True)
-    rows.append(["`model.compile()`, one call, then DDP", *order])
-    dist.destroy_process_group()
-    return rows
-
-
-def order_in_backward(
-    inputs: torch.Tensor, compile_first: bool, call_first: bool = False
-) -> list[int]:
-    """Return the numbers of pieces, of buckets, and of buckets sent before the last piece runs."""
-    torch._dynamo.reset()
-    network, events = Network(), []
-    if compile_first:
-        network.compile(backend="aot_eager")
-    if call_first:
-        network(inputs)
-    ddp = DistributedDataParallel(network, bucket_cap_mb=1)
-
-    def send(state, bucket):  # DDP calls it instead of an all-reduce
-        events.append("bucket")
-        sent = torch.futures.Future()
-        sent.set_result(bucket.buffer())
-        return sent
-
-    ddp.register_comm_hook(None, send)
-    model = ddp if compile_first else torch.compile(ddp, backend="aot_eager")
-    for _ in range(3):
-        events.clear()
-        loss = model(inputs).sum()
-        for node in nodes_below(loss.grad_fn):
-            if node.name().startswith("CompiledFunction"):
-                node.register_prehook(lambda *_: events.append("piece"))
-        loss.backward()
-    last = max(index for index, event in enumerate(events) if event == "piece")
-    return [events.count("piece"), events.count("bucket"), events[:last].count("bucket")]
-
-
-def nodes_below(node) -> set:
-    """Return the node and all nodes that backward runs after it."""
-    found, waiting = set(), [node]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            waiting += [child for child, _ in node.next_functions]
-    return found
 
 
 def without_compiler() -> None:

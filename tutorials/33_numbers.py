@@ -33,8 +33,6 @@ def main() -> None:
     print(show.table(head, [describe(dtype) for dtype in BITS]))
     print("\nGradients after backward through a linear layer under autocast:\n")
     print(show.table(["gradient", "fp32", "bf16", "fp16", "fp16, `GradScaler`"], gradients()))
-    print("\nOutput dtype of functions under autocast to bf16, on a CPU:\n")
-    print(show.table(["function", "float32 input", "bfloat16 input"], functions()))
     full, low = bytes_of_step(torch.float32), bytes_of_step(torch.bfloat16)
     print(f"\nBytes in memory for a training step of `small_cnn` with {BATCH} images:\n")
     rows = [[kind, size, low[kind]] for kind, size in full.items()]
@@ -73,28 +71,6 @@ def gradients() -> list[list[str]]:
             row.append(digits if result else "0: lost")
         rows.append(row)
     return rows
-
-
-def functions() -> list[list[str]]:
-    """Return the output dtype of each function for a float32 and a bfloat16 input."""
-    images, kernel, labels = torch.rand(4, 6, 8, 8), torch.rand(3, 6, 3, 3), torch.arange(4)
-    weight, statistics = torch.rand(6, 6), (torch.zeros(6), torch.ones(6))
-    calls = {
-        "`conv2d`": lambda x: F.conv2d(x, kernel),
-        "`linear`": lambda x: F.linear(x[:, :, 0, 0], weight),
-        "`max_pool2d`": lambda x: F.max_pool2d(x, 2),
-        "`batch_norm`": lambda x: F.batch_norm(x, *statistics, training=True),
-        "`relu`": F.relu,
-        "`softmax`": lambda x: F.softmax(x[:, :, 0, 0], dim=1),
-        "`x + y`, with a float32 `y`": lambda x: x + images,
-        "`cross_entropy`": lambda x: F.cross_entropy(x[:, :, 0, 0], labels),
-        "`mse_loss`": lambda x: F.mse_loss(x, images.to(x.dtype)),
-    }
-    inputs = images, images.bfloat16()
-    with torch.autocast("cpu", torch.bfloat16):
-        return [
-            [label, *(name(call(one).dtype) for one in inputs)] for label, call in calls.items()
-        ]
 
 
 def bytes_of_step(dtype: torch.dtype) -> dict[str, int]:

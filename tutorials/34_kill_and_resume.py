@@ -2,7 +2,6 @@
 
 accelerate launch --config_file accelerate_configs/cpu.yaml tutorials/34_kill_and_resume.py
 torchrun --standalone --nproc-per-node 3 tutorials/34_kill_and_resume.py
-torchrun --standalone --nproc-per-node 3 tutorials/34_kill_and_resume.py --stateful
 """
 
 import tempfile
@@ -12,7 +11,6 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import broadcast_object_list, set_seed
-from accelerate.utils.imports import is_torchdata_stateful_dataloader_available
 from safetensors.torch import load_file
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
@@ -36,46 +34,24 @@ SAVE_IN_EPOCH, SAVE_AFTER = 1, 5  # in the second epoch, after five batches
 
 
 def main() -> None:
-    parser = Parser(__doc__)
-    parser.add_argument(
-        "--stateful", action="store_true", help="use a loader that saves its position"
-    )
-    is_stateful = parser.parse_args().stateful
-    if is_stateful and not is_torchdata_stateful_dataloader_available():
-        parser.error("--stateful needs a package: pip install torchdata")
+    Parser(__doc__).parse_args()
     accelerator = new_accelerator(set())
     check_launch(accelerator.num_processes, accelerator.device, "no")
     accelerator.print(f"Connected processes: {accelerator.num_processes}")
 
     names = list(LEVELS)
-    if is_stateful:
-        print_stateful(accelerator, names)
-        return
     print_heading(accelerator, "level", "what is added")
     for level, name in enumerate(names):
-        outcome, all_files = compare(set(names[: level + 1]))
+        outcome, files = compare(set(names[: level + 1]))
         accelerator.print(f"| {level} | {LEVELS[name]} | {outcome} |")
 
     print_heading(accelerator, "removed from the last level")
     for name in names[1:]:
         outcome, _ = compare(set(names) - {name})
         accelerator.print(f"| {LEVELS[name]} | {outcome} |")
-    outcome, rank_0_files = compare({*names, "rank 0 only"})
+    outcome, _ = compare({*names, "rank 0 only"})
     accelerator.print(f"| `save_state` on the other ranks (only rank 0 calls it) | {outcome} |")
 
-    accelerator.print(f"\nFiles that `save_state` wrote at the last level: {all_files}")
-    accelerator.print(f"\nFiles that `save_state` wrote if only rank 0 called it: {rank_0_files}")
-    new_accelerator(set()).end_training()
-
-
-def print_stateful(accelerator: Accelerator, names: list[str]) -> None:
-    """Print what is still needed if the loader saves its position, and which files are saved."""
-    print_heading(accelerator, "removed from the last level, with a stateful loader")
-    outcome, files = compare({*names, "stateful"})
-    accelerator.print(f"| `skip_first_batches` | {outcome} |")
-    for name in names[2:]:
-        outcome, _ = compare({*names, "stateful"} - {name})
-        accelerator.print(f"| `skip_first_batches` and {LEVELS[name]} | {outcome} |")
     accelerator.print(f"\nFiles that `save_state` wrote: {files}")
     new_accelerator(set()).end_training()
 
@@ -113,7 +89,6 @@ def new_accelerator(has: set[str]) -> Accelerator:
     loading = DataLoaderConfiguration()
     if "seedable" in has:
         loading = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=SEED)
-    loading.use_stateful_dataloader = "stateful" in has
     return Accelerator(
         cpu=use_cpu(), gradient_accumulation_steps=ACCUMULATE, dataloader_config=loading
     )
@@ -151,8 +126,7 @@ def train(has: set[str], checkpoint: Path, start: tuple[int, int] | None = None)
         if "set_epoch" in has:
             loader.set_epoch(epoch)
         done = start[1] if start and epoch == start[0] and "recipe" in has else 0
-        must_skip = done and "stateful" not in has
-        batches = accelerator.skip_first_batches(loader, done) if must_skip else loader
+        batches = accelerator.skip_first_batches(loader, done) if done else loader
         for index, (numbers, inputs, targets) in enumerate(batches, start=done):
             samples.append(numbers.tolist())
             with accelerator.accumulate(model):

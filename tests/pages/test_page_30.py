@@ -71,7 +71,6 @@ def measurements(answers: list[str]) -> dict:
         "only the loader drops": samples_of_distributed_sampler(sampler_drops=False),
         "the sampler drops": samples_of_distributed_sampler(sampler_drops=True),
         "Accelerate drops": samples_read_with_drop_last(),
-        "strings": samples_with_names_gathered_for_metrics(),
         "reports": [grading.fill_in({}, observe, Path(answer), device) for answer in answers],
     }
 
@@ -111,16 +110,6 @@ def samples_gathered_for_metrics(in_the_loop: bool) -> int:
 def test_after_the_loop_gather_for_metrics_does_not_remove_padding(ranks):
     assert [rank["gathered in the loop"] for rank in ranks] == [22] * 3
     assert [rank["gathered after the loop"] for rank in ranks] == [30] * 3
-
-
-def samples_with_names_gathered_for_metrics() -> list:
-    accelerator = Accelerator(cpu=True)
-    [batch] = accelerator.prepare(DataLoader(range(3), 1))
-    return accelerator.gather_for_metrics({"sample": batch, "name": ["a name"]})
-
-
-def test_gather_for_metrics_returns_only_keys_for_a_dictionary_with_strings(ranks):
-    assert [rank["strings"] for rank in ranks] == [["sample", "name"] * 3] * 3
 
 
 def test_a_mean_per_rank_contains_the_padding():

@@ -171,11 +171,6 @@ def test_the_page_shows_when_graphs_are_compiled_and_how_weights_are_named():
         assert names[method] == "`_orig_mod.0.weight`"
 
 
-def test_a_model_compiled_outside_of_ddp_sends_no_bucket_before_its_only_piece_of_backward():
-    rows = [row for row in table_rows(PAGE, cells=4) if "DDP" in row[0]]
-    assert [row[1:] for row in rows] == [["4", "4", "3"], ["4", "4", "3"], ["1", "4", "0"]]
-
-
 def test_compiling_ddp_around_a_plain_sequential_captures_no_graph():
     bound_to("torch", PAGE, "In PyTorch {version}, `torch.compile(ddp)` silently compiles nothing")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -283,9 +278,9 @@ def test_evaluation_needs_another_graph_without_gradients_or_with_batch_norm_or_
 def test_a_bf16_weight_of_1_does_not_change_by_small_updates():
     rounded, exact = torch.ones((), dtype=torch.bfloat16), torch.ones(())
     for _ in range(100):
-        rounded += 0.003
-        exact += 0.003
-    assert rounded == 1 and exact.item() == pytest.approx(1.3, abs=1e-4)
+        rounded += 0.001
+        exact += 0.001
+    assert rounded == 1 and exact.item() == pytest.approx(1.1, abs=1e-4)
 
 
 def test_tf32_is_on_by_default_only_in_convolutions():
@@ -315,17 +310,6 @@ def test_the_recorded_benchmark_is_as_the_page_describes_it():
     assert f"the logits differ from fp32's by about {small} and {large}" in text
     [compiled] = re.findall(r"\(bf16\), (\S+) \(fp32, compiled\)", recorded)
     assert float(compiled) < bf16["small_cnn"] / 100
-
-
-def test_the_peak_of_resnet18_is_inside_adamw():
-    recorded = (TUTORIALS / "transcripts" / "bench" / "precision.txt").read_text()
-    network = make_model(TrainConfig(model="resnet18"))
-    weights = [weight.nbytes for weight in network.parameters()]
-    assert (round(sum(weights) / 1e6), round(max(weights) / 1e6)) == (45, 9)  # MB, as on the page
-    images = 32 * 28 * 28 * 4  # bytes
-    peak = f"{(sum(weights) + 2 * max(weights) + images) / 1e6:.1f}"
-    for precision in ("fp32", "bf16"):
-        assert f"| resnet18, {precision}            | {peak} " in recorded
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate.utils.imports import is_torchdata_stateful_dataloader_available
 
 from tests.pages.pages import TUTORIALS, load_module, rows_below
 
@@ -42,12 +41,7 @@ def test_a_changed_program_makes_one_more_row_equal(text, changed, row, start, t
 def test_only_the_order_of_additions_in_ddp_leaves_a_difference_in_the_last_bits():
     text = PAGE.read_text()
     rows = re.findall(r"^\| (.*) \| \d+ of \d+ \| differ in the last bits \|$", text, re.MULTILINE)
-    removed = LEVELS["first backward"]
-    assert rows == [
-        f"5 | {LEVELS['own generator']}",
-        removed,
-        f"`skip_first_batches` and {removed}",
-    ]
+    assert rows == [f"5 | {LEVELS['own generator']}", LEVELS["first backward"]]
 
 
 SAVE_AT_LEVEL_1 = """
@@ -127,26 +121,3 @@ def test_only_a_loader_with_its_own_generator_leaves_the_dropout_masks_equal():
         full, resumed = masks_of(own_generator)
         assert len(full) == 12
         assert [torch.equal(*pair) for pair in zip(full[6:], resumed, strict=True)] == expected
-
-
-@pytest.mark.skipif(
-    not is_torchdata_stateful_dataloader_available(),
-    reason="needs torchdata: pip install torchdata",
-)
-def test_a_stateful_loader_replaces_only_the_skipping_of_batches(start):
-    transcript = (TUTORIALS / "transcripts" / "stateful.txt").read_text()
-    command, _, shown = transcript.partition("\n")
-    result = start(command.removeprefix("$ ").split())
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == shown
-    rows = re.findall(r"^\| (`.*) \| (\d+) of (\d+) \| (.*) \|$", shown, re.MULTILINE)
-    assert [row[0] for row in rows if row[3] == "**equal**"] == ["`skip_first_batches`"]
-    assert len(rows) == 6
-    assert "Connected processes: 3" in shown and "`dl_state_dict.bin`" in shown
-
-
-@pytest.mark.skipif(is_torchdata_stateful_dataloader_available(), reason="torchdata is installed")
-def test_without_torchdata_the_stateful_loader_is_refused_in_one_line(start):
-    result = start(["python", PROGRAM, "--stateful"])
-    assert result.returncode == 2
-    assert result.stderr == "error: --stateful needs a package: pip install torchdata\n"
