@@ -345,7 +345,7 @@ def test_the_repository_has_the_options_of_the_old_script():
     assert config.clip_norm == float("inf")
     assert (config.epochs, config.weight_decay) == (10, 0)  # defaults
     assert (config.augment, config.dropout, config.accumulate) == (False, 0, 1)
-    with pytest.raises(UserError, match="there is no --local-rank. Start the program with"):
+    with pytest.raises(UserError, match="there is no --local-rank. Use `torchrun "):
         CommandLine("").read(["--local-rank=0"])
 
 
