@@ -9,7 +9,9 @@ import argparse
 import dataclasses
 import importlib.util
 import math
+import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
@@ -182,9 +184,11 @@ class CommandLine(Parser):
         `python -m torch.distributed.launch` adds `--local-rank=0` to the program's arguments.
         """
         if re.search("unrecognized arguments:.* --local[-_]rank", message):
+            processes = os.environ.get("LOCAL_WORLD_SIZE", "2")
+            launch = f"torchrun --nproc-per-node {processes} {shlex.quote(sys.argv[0])}"
             message = (
-                "there is no --local-rank. Start the program with `torchrun`, which sets the "
-                "environment variable LOCAL_RANK instead."
+                f"there is no --local-rank. Use `{launch}`, which sets the environment variable "
+                "LOCAL_RANK instead."
             )
         super().error(message)
 

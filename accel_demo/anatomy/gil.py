@@ -23,7 +23,11 @@ import torch
 from tqdm import tqdm
 
 PARTS = 2  # one part of the work for each worker
-WORKERS = ("one after the other", "two threads", "two processes")
+WORKERS = ONE_AFTER_THE_OTHER, THREADS, PROCESSES = (
+    "one after the other",
+    "two threads",
+    "two processes",
+)
 
 
 class WorkTime(NamedTuple):

@@ -30,7 +30,7 @@ def check_launch(world_size: int, device: torch.device, mixed_precision: str) ->
             f"{kind_of_launch()} has no effect on this program, which does not use Accelerate. "
             "Launch a program that does, or choose a different launch config."
         )
-    promised = max(number_in(name, 1) for name in WORLD_SIZE_VARIABLES)
+    promised = started_processes()
     if world_size != promised:
         raise UserError(
             f"the launcher started {promised} processes, but only {world_size} are connected. "
@@ -41,6 +41,18 @@ def check_launch(world_size: int, device: torch.device, mixed_precision: str) ->
             "fp16 needs a GPU: on a CPU Accelerate would silently train in fp32. "
             "Set mixed_precision to bf16 or no."
         )
+
+
+def started_processes() -> int:
+    """Return how many processes the launcher has started, or 1 if there is no launcher.
+
+    Slurm's `srun` counts only if it has started the script itself. Its tasks may also be launchers
+    on several nodes, or be idle next to a shell (`srun --pty`).
+    """
+    names = list(WORLD_SIZE_VARIABLES)
+    if "WORLD_SIZE" not in os.environ and "SLURM_PTY_PORT" not in os.environ:
+        names.append("SLURM_STEP_NUM_TASKS")
+    return max(number_in(name, 1) for name in names)
 
 
 def check_kind(device: torch.device) -> None:

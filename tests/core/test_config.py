@@ -1,6 +1,7 @@
 """Test that every config field has a flag, and that invalid values raise one-sentence errors."""
 
 import dataclasses
+import sys
 
 import pytest
 
@@ -38,8 +39,11 @@ def test_the_default_weight_decay_suits_the_optimizer(name, weight_decay):
 @pytest.mark.parametrize(
     "flag", [["--local-rank=1"], ["--local_rank", "1"], ["--epochs", "2", "--local_rank=0"]]
 )
-def test_a_local_rank_flag_is_answered_with_the_launcher_to_use(flag):
-    with pytest.raises(UserError, match="^there is no --local-rank. Start the program with "):
+def test_a_local_rank_flag_is_answered_with_the_command_to_use(flag, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["my folder/train.py", *flag])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    command = "`torchrun --nproc-per-node 3 'my folder/train.py'`"
+    with pytest.raises(UserError, match=f"^there is no --local-rank. Use {command}, which sets "):
         read(*flag)
 
 

@@ -31,6 +31,12 @@ def test_every_config_file_has_expected_values():
     assert set(FILES) == set(EXPECTED)
 
 
+@pytest.mark.parametrize("name", SEVERAL_MACHINES)
+def test_a_config_for_several_machines_begins_with_the_command_for_one(name):
+    first_line = FILES[name].read_text().splitlines()[0]
+    assert first_line.startswith("# Two machines") and first_line.endswith(": `accel-demo nodes`")
+
+
 @pytest.mark.parametrize("name", EXPECTED)
 def test_accelerate_reads_the_config_and_no_key_repeats_a_default(name):
     read = load_config_from_file(str(FILES[name]))

@@ -82,12 +82,25 @@ def test_a_bug_keeps_its_traceback():
         raise ZeroDivisionError("a bug")
 
 
-@pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+@pytest.mark.parametrize(
+    "variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
+)
 def test_a_process_that_is_not_connected_to_the_others_stops(variable, monkeypatch):
     monkeypatch.setenv(variable, "2")
     with pytest.raises(UserError, match="the launcher started 2 processes, but"):
         check_launch(1, torch.device("cpu"), "no")
     check_launch(2, torch.device("cpu"), "no")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "processes"), [("SLURM_PTY_PORT", "45123", 1), ("WORLD_SIZE", "2", 2)]
+)
+def test_a_shell_or_a_launcher_in_several_tasks_of_srun_may_start_fewer_processes(
+    variable, value, processes, monkeypatch
+):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    monkeypatch.setenv(variable, value)
+    check_launch(processes, torch.device("cpu"), "no")
 
 
 @pytest.mark.parametrize(

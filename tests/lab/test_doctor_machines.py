@@ -224,9 +224,8 @@ def test_machine_0_reports_a_port_that_is_in_use_only_at_a_different_address():
 
 def test_machine_0_reports_an_address_of_a_different_machine():
     port = free_port()
-    with pytest.raises(
-        UserError, match=f"192.0.2.1:{port} does not reach this machine .* Set main"
-    ):
+    message = f"192.0.2.1:{port} does not reach this machine .* Set main.* with `accel-demo nodes`"
+    with pytest.raises(UserError, match=message):
         meet(0, MeetingPoint("192.0.2.1", port, 2, timeout=0.5))
 
 

@@ -110,7 +110,8 @@ def connect(rank: int, point: MeetingPoint, is_host: bool) -> socket.socket:
     if is_host:
         raise UserError(
             f"--machine-rank is 0, but {place} does not reach this machine ({reason}). Set "
-            "main_process_ip to an address of machine 0."
+            "main_process_ip to an address of machine 0, or try several machines on this one with "
+            "`accel-demo nodes`."
         )
     if rank == 0:
         raise UserError(

@@ -27,7 +27,7 @@ MULTI_CPU = "accelerate launch --config_file tutorials/10_multi_cpu.yaml"
 CONNECTED = "accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml"
 LAUNCHES = [
     Launch("python alone", 1, 1, (1, 2)),
-    Launch("two clones from torchrun", 2, 1, (2,), TORCHRUN, "--plain"),
+    Launch("two clones from torchrun", 2, 1, (1, 2), TORCHRUN, "--plain"),
     Launch("a MULTI_CPU config that starts one process", 1, 1, (1, 2), MULTI_CPU),
     Launch("two connected processes", 2, 2, (1, 2, 3), CONNECTED),
     Launch("debug_launcher with two processes", 2, 2, (1, 2, 3), flags="--debug-launcher"),
@@ -68,19 +68,20 @@ def judge_calls(n: int, launch: Launch, calls: list[dict]) -> None:
     """Check the results of assert_distributed(n). `calls` has one result per process."""
     call, connected = f"assert_distributed({n})", launch.connected
     is_or_are = "process is" if connected == 1 else "processes are"
+    is_right = n == connected == launch.processes
     for result in calls:
-        if n == connected and result["raised"]:
+        if is_right and result["raised"]:
             raise Wrong(f"{call} raises {result['raised']}, although {n} {is_or_are} connected")
         if result["raised"] and not result["is_runtime_error"]:
             raise Wrong(f"{call} should raise a RuntimeError, but raises {result['raised']}")
     returns = [result for result in calls if not result["raised"]]
-    if n == connected or not returns:
+    if is_right or not returns:
         return
     if len(returns) < len(calls):
         raise Wrong(f"{call} raises on one process only: every process should raise a RuntimeError")
     why = f"{connected} {is_or_are} connected"
     if launch.processes > connected:
-        why = "Accelerate has not connected the two processes"
+        why = "the launcher has started two processes and Accelerate has not connected them"
     raise Wrong(f"{call} returns, although {why}: it should raise a RuntimeError")
 
 

@@ -1,12 +1,14 @@
 """Stop a program that has the wrong number of connected processes."""
 
-import torch
+import os
+
+import torch.distributed as dist
 from accelerate import Accelerator
 
 
 def assert_distributed(n: int) -> None:
-    accelerator = Accelerator()
-    one = torch.ones(1, device=accelerator.device)
-    connected = len(accelerator.gather(one))
+    connected = Accelerator().num_processes
     if connected != n:
         raise RuntimeError(f"{connected} processes are connected, but {n} are expected")
+    if connected == 1 and (dist.is_initialized() or "LOCAL_RANK" in os.environ):
+        raise RuntimeError("a launcher has started this process, but Accelerate has no group")

@@ -1,6 +1,6 @@
 """List the environment variables and arguments that each launcher passes to a worker.
 
-python tutorials/10_launchers.py
+python tutorials/94_launchers.py
 """
 
 import json
@@ -44,7 +44,7 @@ def main() -> None:
 def start(launcher: str) -> tuple[str, list[dict]]:
     """Run the launcher. Return its name and the reports of its workers."""
     command, processes = LAUNCHERS[launcher]
-    worker = "tutorials/10_launchers.py --worker"
+    worker = "tutorials/94_launchers.py --worker"
     result = run_to_end(command.format(worker=worker))
     reports = [json.loads(line) for line in result.stdout.splitlines()]
     if result.returncode != 0 or len(reports) != processes:

@@ -1,6 +1,6 @@
 """Start two processes from Python, as in a notebook, and print what Accelerate reports in each.
 
-python tutorials/10_notebook.py
+python tutorials/94_notebook.py
 """
 
 import io
