@@ -261,8 +261,8 @@ def draw(records: list[AccumulationRecord]):
     box: dict[str, Any] = {"color": "#dddddd", "edgecolor": "#777777"}
     names = []
     for lane, ((is_right, *events), sharing) in enumerate(lanes.items()):
-        mark = {"color": green, "s": "right"} if is_right else {"color": COLORS[3], "s": "wrong"}
-        axes.text(x=7.15, y=lane, **mark, weight="bold", fontsize=9, va="center")
+        word, color = ("right", green) if is_right else ("wrong", COLORS[3])
+        axes.text(7.15, lane, word, color=color, weight="bold", fontsize=9, va="center")
         first, *others = sharing
         more = f"\n(and {counted(len(others), 'more method')})" if others else ""
         names.append(f"{first.samples}: {first.method.replace('`', '')}{more}")
