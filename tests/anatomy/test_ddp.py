@@ -436,7 +436,7 @@ def test_ddp_has_the_same_buckets_as_ours_and_rebuilds_them_once(results):
     assert sorted(first) == sorted(sum(rest[: len(rest) // 2], []))
 
 
-def test_ddp_sends_all_buckets_but_the_last_during_backward_which_then_ends_earlier(start, tmp_path):
+def test_buckets_that_are_sent_during_backward_make_it_end_earlier_on_a_slow_link(start, tmp_path):
     picture = tmp_path / "timeline.svg"
     result = start(["python", "-m", "accel_demo.anatomy.ddp.timeline", "--plot", picture])
     assert result.returncode == 0, result.stderr
