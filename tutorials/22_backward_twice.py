@@ -57,7 +57,7 @@ def backward_after_each_forward(ddp, inputs):
 
 EACH = "`loss_a.backward(retain_graph=True)`, then `loss_b.backward()`"
 SHARED = "`checkpoint(shared, …, use_reentrant={})` twice, then one `backward()`"
-FIND = {"find_unused_parameters": True}
+FIND, STATIC = {"find_unused_parameters": True}, {"static_graph": True}
 STEPS = [  # (name, function, options of `checkpoint`, options of DDP)
     ("`(loss_a + loss_b).backward()`", add_losses, {}, {}),
     (EACH, backward_for_each_loss, {}, {}),
@@ -65,6 +65,7 @@ STEPS = [  # (name, function, options of `checkpoint`, options of DDP)
     ("forward, forward, `backward()`, `backward()`", backward_after_both_forwards, {}, {}),
     ("forward, `backward()`, forward, `backward()`", backward_after_each_forward, {}, {}),
     (SHARED.format(True), add_losses, {"use_reentrant": True}, {}),
+    ("… with `static_graph=True`", add_losses, {"use_reentrant": True}, STATIC),
     (SHARED.format(False), add_losses, {"use_reentrant": False}, {}),
 ]
 

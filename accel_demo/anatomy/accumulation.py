@@ -45,6 +45,10 @@ class AccumulationRecord:
     bytes_shared: int  # total bytes that each process passes to all-reduce
     gradients: list[str]  # for each optimizer step, how its gradient differs from the expected one
 
+    @property
+    def is_right(self) -> bool:
+        return set(self.gradients) == {EQUAL}
+
 
 def by_hand(accelerator, model, optimizer, loader, window=WINDOW, no_sync=True, divide=True):
     """Accumulate gradients with plain PyTorch. `model` is a DDP model; `accelerator` is unused."""
@@ -243,17 +247,22 @@ def gradient_summary(record: AccumulationRecord) -> str:
 
 
 def draw(records: list[AccumulationRecord]):
-    """Draw a lane for each sequence of events. Methods with the same sequence share a lane."""
+    """Draw a lane for each sequence of events, marked as right or wrong.
+
+    Methods share a lane if they have the same sequence of events and all are right or all wrong.
+    """
     lanes: dict[tuple, list[AccumulationRecord]] = {}
     for record in records:
-        lanes.setdefault(tuple(record.events), []).append(record)
-    figure = new_figure(6, 0.45 * len(lanes) + 1)
+        lanes.setdefault((record.is_right, *record.events), []).append(record)
+    figure = new_figure(6.5, 0.45 * len(lanes) + 1)
     figure.set_layout_engine("constrained", w_pad=0.12)
     axes = figure.subplots()
     orange, green = COLORS[1:3]  # orange for all-reduces, as in the picture of ddp/timeline.py
     box: dict[str, Any] = {"color": "#dddddd", "edgecolor": "#777777"}
     names = []
-    for lane, (events, sharing) in enumerate(lanes.items()):
+    for lane, ((is_right, *events), sharing) in enumerate(lanes.items()):
+        word, color = ("right", green) if is_right else ("wrong", COLORS[3])
+        axes.text(7.15, lane, word, color=color, weight="bold", fontsize=9, va="center")
         first, *others = sharing
         more = f"\n(and {counted(len(others), 'more method')})" if others else ""
         names.append(f"{first.samples}: {first.method.replace('`', '')}{more}")
@@ -268,7 +277,7 @@ def draw(records: list[AccumulationRecord]):
             else:
                 axes.plot(x + width - 0.12, lane, "|", color=green, markersize=19, mew=4)
     axes.set_yticks(range(len(lanes)), names, fontsize=9)
-    axes.set(xlim=(0.9, 7), ylim=(len(lanes) - 0.5, -0.5), xticks=[])
+    axes.set(xlim=(0.9, 7.9), ylim=(len(lanes) - 0.5, -0.5), xticks=[])
     axes.set_xlabel("time → (not to scale)", fontsize=9)
     axes.set_frame_on(False)
     axes.tick_params(left=False)

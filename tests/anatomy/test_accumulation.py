@@ -97,13 +97,16 @@ def test_each_method_has_the_expected_all_reduces_steps_and_gradients(results):
         assert record.bytes_shared == all_reduces * parameters * 4
     assert all(windows == [EQUAL, 1] * 8 for _, windows, _, _ in results)
     share_in_the_last_backward(records)
-    lanes = [label.get_text() for label in accumulation.draw(records).axes[0].get_yticklabels()]
-    assert lanes == [
-        "1 × 32: one batch",
-        "4 × 8: DDP, no_sync before the last\n(and 8 more methods)",
-        "4 × 8: DDP, without no_sync",
-        "4 × 8: accumulate, optimizer not prepared",
-        "4 × 8, then 2 × 8: accumulate alone\n(and 1 more method)",
+    axes = accumulation.draw(records).axes[0]
+    marks, lanes = ([text.get_text() for text in t] for t in (axes.texts, axes.get_yticklabels()))
+    assert list(zip(marks, lanes, strict=True)) == [
+        ("right", "1 × 32: one batch"),
+        ("right", "4 × 8: DDP, no_sync before the last\n(and 3 more methods)"),
+        ("right", "4 × 8: DDP, without no_sync"),
+        ("wrong", "4 × 8: DDP, loss not divided by 4\n(and 4 more methods)"),
+        ("wrong", "4 × 8: accumulate, optimizer not prepared"),
+        ("wrong", "4 × 8, then 2 × 8: accumulate alone"),
+        ("right", "4 × 8, then 2 × 8: loss × 4 / true length"),
     ]
 
 

@@ -1,7 +1,9 @@
 """Page 22: the methods that equal DDP bit for bit, and the bonus of the exercise."""
 
+import ast
 import re
 from datetime import timedelta
+from inspect import signature
 
 import pytest
 import torch
@@ -90,6 +92,65 @@ def test_the_gradients_of_the_third_program_fit_in_one_bucket_and_in_three_equal
     assert elements % (3 * 2) == 0  # gloo's chunks are in two segments per rank
 
 
+def test_the_page_shows_which_forwards_broadcast_buffers():
+    calls = rows_below(REPOSITORY / "tutorials" / PAGE, "call")
+    sent = {name: [] for _, name, *_ in calls}
+    for number, name, is_sent, _ in calls:
+        sent[name] += [number] * (is_sent == "yes")
+    assert len(calls) == 11
+    assert list(sent.values()) == [["1", "2"], ["3", "9"], ["6"]]
+    names = ["evaluate in `no_grad()`", "train", "train in `no_sync()`"]
+    assert sorted(sent) == names
+    equal = [number for number, _, _, means in calls if means == "equal"]
+    assert equal == ["3", "4", "9"]
+
+
+def broadcasts_of_forwards() -> dict[str, list[int]]:
+    """Return the broadcasts of two training forwards and an evaluation, after a first step."""
+    is_replaced = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+    off = {"forward_sync_buffers" if is_replaced else "broadcast_buffers": False}
+    counts = {}
+    for name, options in (("default", {}), ("off", off)):
+        ddp = DistributedDataParallel(nn.BatchNorm1d(3), **options)
+        counts[name] = []
+        for is_training in (True, True, True, True, False):
+            ddp.train(is_training)
+            with recorded() as calls, torch.set_grad_enabled(is_training):
+                outputs = ddp(torch.randn(4, 3) + dist.get_rank())
+            counts[name].append(len([call for call in calls if call.name == "broadcast"]))
+            if is_training:
+                outputs.sum().backward()
+        counts[name] = counts[name][2:]  # without those in which DDP builds its buckets
+    means = [torch.empty(3) for _ in range(dist.get_world_size())]
+    dist.all_gather(means, ddp.module.running_mean)
+    assert not torch.equal(*means)
+    return counts
+
+
+def test_without_forward_sync_buffers_no_forward_broadcasts(together):
+    for counts in together(broadcasts_of_forwards, 2):
+        assert counts == {"default": [2, 2, 2], "off": [0, 0, 0]}
+
+
+@pytest.mark.parametrize("page", [PAGE, "23_accumulation.md"])
+def test_the_page_quotes_findings_of_the_audit(page):
+    checks = (REPOSITORY / "accel_demo" / "lab" / "audit" / "checks").glob("*.py")
+    strings = [
+        "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+        if isinstance(node, ast.JoinedStr)
+        else node.value
+        for check in checks
+        for node in ast.walk(ast.parse(check.read_text()))
+        if isinstance(node, ast.JoinedStr)
+        or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    ]
+    findings = [row[0] for row in rows_below(REPOSITORY / "tutorials" / page, "finding")]
+    assert len(findings) >= 4
+    for finding in findings:
+        parts = [part.strip() for part in re.split(r"\d+|…", finding.strip("`"))]
+        assert any(all(part in string for part in parts) for string in strings), finding
+
+
 def calls_of_ddp() -> tuple[list[list[str]], bool]:
     """Return the collectives of the wrap, two training steps, an evaluation and a training step.
 
@@ -166,7 +227,7 @@ def test_the_page_shows_which_backwards_give_both_ranks_the_same_gradients():
     error = "`RuntimeError: Expected to mark a variable ready only once.`"
     rows = rows_below(REPOSITORY / "tutorials" / PAGE, "training step")
     assert [gradients for _, gradients in rows] == [
-        *(same, error, different, different, same, error, same)
+        *(same, error, different, different, same, error, same, same)
     ]
 
 

@@ -129,9 +129,3 @@ def test_the_page_shows_which_methods_are_correct():
         "sum / tokens of all processes",
     ]
     assert [row[2:4] for row in ways if row[1] == "DDP, without `no_sync`"] == [["1", "4"]]
-
-
-def test_the_page_shows_that_training_depends_on_the_global_batch():
-    rows = table_rows("23_accumulation.md", cells=8)
-    assert [row[6] for row in rows] == ["2, 3", "1, 3", "1, 2", "none", "6", "5"]
-    assert [row[7] for row in rows] == ["about the same"] * 3 + ["higher"] * 3

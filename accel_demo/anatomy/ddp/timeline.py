@@ -2,6 +2,9 @@
 
 python -m accel_demo.anatomy.ddp.timeline
 python -m accel_demo.anatomy.ddp.timeline --plot timeline.svg
+
+Two processes on one machine send so fast that overlap gains little. On a CPU, the program therefore
+simulates a slow link: an all-reduce ends no earlier than it would over 1 Gbit/s Ethernet.
 """
 
 import time
@@ -20,9 +23,10 @@ from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLORS
 from accel_demo.wording import counted
 
-PROCESSES, LAYERS, WIDTH, BATCH_SIZE = 2, 8, 512, 256
-LIMITS = 1000, 2  # in MiB, for one bucket and for several
-NUMBERED = 0, 10, 20, 30, 40  # ms on the time axis of the picture
+PROCESSES, LAYERS, WIDTH, BATCH_SIZE = 2, 8, 384, 384
+LIMITS = 1000, 1  # in MiB, for one bucket and for several
+LINK = 1e9 / 8  # bytes per second; each of two ranks sends as many bytes as the bucket has
+NUMBERED = 0, 20, 40, 60, 80  # ms on the time axis of the picture
 WARM_UP, MEASURED = 4, 9  # steps; DDP rebuilds its buckets after the first one
 
 
@@ -32,13 +36,15 @@ class Backward:
 
     ready: list[float] = field(default_factory=list)  # of each gradient
     bucket_bytes: list[int] = field(default_factory=list)
-    sent: list[float] = field(default_factory=list)  # start of each bucket's all-reduce
+    called: list[float] = field(default_factory=list)  # call of each bucket's all-reduce
+    started: list[float] = field(default_factory=list)  # when the link is free for it
     received: list[float] = field(default_factory=list)  # end of each bucket's all-reduce
+    link_is_free_at: float = 0.0
     returned: float = 0.0
 
-    def sent_early(self) -> int:
-        """Return how many all-reduces started before the last gradient was ready."""
-        return sum(seconds < max(self.ready) for seconds in self.sent)
+    def called_early(self) -> int:
+        """Return how many all-reduces were called before the last gradient was ready."""
+        return sum(seconds < max(self.ready) for seconds in self.called)
 
 
 class TimedDDP:
@@ -59,14 +65,19 @@ class TimedDDP:
 
     def all_reduce(self, _, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket instead of DDP, and record when this starts and ends."""
-        record, number = self.backward, bucket.index()
-        record.sent.append(self.seconds())
-        record.received.append(0.0)  # until the all-reduce ends
-        record.bucket_bytes.append(bucket.buffer().nbytes)
+        record, number, now = self.backward, bucket.index(), self.seconds()
         buffer = bucket.buffer().div_(dist.get_world_size())
+        started = max(now, record.link_is_free_at)  # the link carries one bucket after another
+        earliest_end = started + (buffer.nbytes / LINK if buffer.is_cpu else 0)
+        record.called.append(now)
+        record.started.append(started)
+        record.received.append(0.0)  # until the all-reduce ends
+        record.bucket_bytes.append(buffer.nbytes)
+        record.link_is_free_at = earliest_end
         work = dist.all_reduce(buffer, async_op=True)
 
         def on_end(future: torch.futures.Future):
+            time.sleep(max(0, earliest_end - self.seconds()))
             record.received[number] = self.seconds()
             return future.value()[0]
 
@@ -103,12 +114,13 @@ def main(device: torch.device, options) -> None:
         limit: sorted(backwards, key=lambda backward: backward.returned)[MEASURED // 2]
         for limit, backwards in measured.items()
     }
-    rows = [
-        [f"{limit:g}", len(backward.sent), backward.sent_early()]
-        for limit, backward in typical.items()
-    ]
-    head = ["bucket_cap_mb", "all-reduces", "started before the last gradient was ready"]
-    print(show.table(head, rows))
+    first = min(typical, key=lambda limit: typical[limit].returned)
+    rows = []
+    for limit, backward in typical.items():
+        returns = "earlier" if limit == first else "later"
+        rows.append([f"{limit:g}", len(backward.called), backward.called_early(), returns])
+    head = ["bucket_cap_mb", "all-reduces", "called before the last gradient is ready"]
+    print(show.table([*head, "`backward()` returns"], rows))
     if options.plot:
         draw(typical, options.plot)
 
@@ -116,17 +128,17 @@ def main(device: torch.device, options) -> None:
 def draw(backwards: dict[float, Backward], path: Path) -> None:
     """Draw one backward for each limit, below each other, on a common time axis."""
     figure = show.new_figure(4.9, 5)
-    heights = [len(backward.sent) + 2 for backward in backwards.values()]
+    heights = [len(backward.called) + 2 for backward in backwards.values()]
     all_axes = figure.subplots(len(backwards), 1, sharex=True, height_ratios=heights)
     for axes, (limit, backward) in zip(all_axes, backwards.items(), strict=True):
-        buckets = counted(len(backward.sent), "bucket")
+        buckets = counted(len(backward.called), "bucket")
         axes.set_title(f"bucket_cap_mb={limit:g}: {buckets}", fontsize=10, loc="left")
         labels, ready = ["backward"], [1000 * seconds for seconds in backward.ready]
         axes.barh(0, max(ready), color=COLORS[5], height=0.6, label="backward computes")
         ticks = {"color": COLORS[7], "markersize": 11, "label": "a layer's gradients are ready"}
         axes.plot(ready, [0] * len(ready), "|", **ticks)
         for number, size in enumerate(backward.bucket_bytes):
-            start, end = 1000 * backward.sent[number], 1000 * backward.received[number]
+            start, end = 1000 * backward.started[number], 1000 * backward.received[number]
             name = "all-reduce" if number == 0 else None
             axes.barh(number + 1, end - start, 0.6, start, color=COLORS[1], label=name)
             labels.append(f"bucket {number + 1}\n{size / 2**20:.2f} MiB")
