@@ -105,7 +105,7 @@ def test_hints_and_the_answer_are_shown_on_request(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("12", "there is no exercise 12. Choose one of 10, 11, "),
+        ("99", "there is no exercise 99. Choose one of 10, 11, "),
         ("--hint", "--hint needs an exercise: accel-demo check 10 --hint"),
         ("--hint 20", "--hint needs an exercise: accel-demo check 10 --hint"),
         ("--answer", "--answer needs an exercise: accel-demo check 10 --answer"),

@@ -84,6 +84,14 @@ def test_the_first_call_on_the_page_changes_the_gradient_of_the_weight(monkeypat
     exec("\n".join(code), names | {"device": device})
 
 
+def test_the_sum_without_the_absolute_value_is_0_up_to_rounding_and_so_is_its_gradient():
+    said = "sum of a − b, float32: at most 1e-7 × distance, largest gradient: 0"
+    assert said in PAGE.read_text().splitlines()
+    program = load_module(TUTORIALS / "93_over_devices.py")
+    torch.manual_seed(93)
+    assert program.add_up_signed(torch.randn(16, 32, 3, 3)) == said
+
+
 GRADIENTS = """
 import torch
 import torch.distributed as dist
