@@ -44,7 +44,7 @@ def main() -> None:
     on_cpu = nn.DataParallel(net, device_ids=[0, 1, 2, 3])
     print(f"device_ids on a CPU: {on_cpu.device_ids}\n")
     replicated = DataParallel(net, REPLICAS, record)
-    for name, wrapped in (("`nn.DataParallel`", on_cpu), ("our `DataParallel`", replicated)):
+    for name, wrapped in (("`nn.DataParallel`", on_cpu), ("reimplementation", replicated)):
         CALLS.clear()
         for _ in range(STEPS):
             loss = mse_loss(wrapped(inputs), labels) + wrapped.module.kernel_distance()

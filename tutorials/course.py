@@ -112,9 +112,10 @@ def print_hours() -> None:
 def print_terms() -> None:
     """Print the glossary as a Markdown table."""
     names = {name[:2]: name for name, _, _ in COURSE["pages"]}
-    print("| term | meaning | page |\n|---|---|---|")
+    print("| term | 术语 | meaning | page |\n|---|---|---|---|")
     for term, number, meaning in sorted(COURSE["terms"], key=lambda row: row[0].lower()):
-        print(f"| {term} | {meaning} | [{number}]({names[str(number)]}.md) |")
+        chinese = COURSE["chinese"][term]
+        print(f"| {term} | {chinese} | {meaning} | [{number}]({names[str(number)]}.md) |")
 
 
 def print_questions() -> None:

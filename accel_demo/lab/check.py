@@ -5,6 +5,10 @@ accel-demo check 10
 accel-demo check 10 --file my_answer.py
 accel-demo check 10 --hint              # a first hint; --hint 2 shows the second
 accel-demo check --all
+
+Exit code: 0 if the answer is right, 1 if it is wrong, 2 if an option is invalid, 3 if the check
+itself failed, 4 if the answer did not finish in time (on a busy machine, it may still be right),
+and 5 if the exercise file is unchanged. With --all: 0 if all answers are right, otherwise 1.
 """
 
 import importlib
@@ -19,7 +23,7 @@ GRADERS = REPOSITORY / "tutorials" / "exercises" / "graders"
 
 
 def main(arguments: list[str]) -> int:
-    """Check the chosen exercise. Return 0 if the answer is right, 1 if it is wrong."""
+    """Check the chosen exercise, and return the exit code."""
     options = parser().parse_args(arguments)
     if not GRADERS.is_dir():
         raise UserError(

@@ -15,7 +15,13 @@ from accel_demo.lab.check import main
 from accel_demo.processes.environment import environment_for
 from tests.conftest import BIN, REPOSITORY
 
-STATES = ["not checked yet", "wrong", "wrong, but changed since", "right"]
+STATES = [
+    "not written yet",
+    "not checked yet",
+    "wrong",
+    "wrong, but changed since",
+    "right",
+]
 
 
 @pytest.fixture
@@ -41,6 +47,8 @@ def states(capfd) -> dict[str, str]:
 def test_the_list_shows_the_result_of_the_last_check_and_whether_the_file_has_changed(two, capfd):
     file = two / "90_visible_devices.py"
     seen = [states(capfd)]
+    file.write_text(f"{file.read_text()}\n# changed\n")
+    seen.append(states(capfd))
     assert main(["90"]) == 1
     seen.append(states(capfd))
     file.write_text((two / "answers" / file.name).read_text())
@@ -48,12 +56,24 @@ def test_the_list_shows_the_result_of_the_last_check_and_whether_the_file_has_ch
     assert main(["90"]) == 0
     seen.append(states(capfd))
     assert [row["90"] for row in seen] == STATES
-    assert {row["33"] for row in seen} == {"not checked yet"}
+    assert {row["33"] for row in seen} == {"not written yet"}
+
+
+@pytest.mark.parametrize("number", exercises.all_exercises())
+def test_an_unchanged_exercise_file_is_not_graded(tmp_path, capfd, number):
+    """If you have changed the exercise, store its new hash in hints.yaml: `sha256sum FILE`."""
+    copy = tmp_path / "answer.py"
+    copy.write_bytes(exercises.Exercise(number).file.read_bytes().replace(b"\n", b"\r\n"))
+    for file in ([], ["--file", str(copy)]):
+        assert main([number, *file]) == 5
+        printed = capfd.readouterr().out
+        assert printed.startswith("not written yet: ")
+        assert printed.endswith(f"For a hint: accel-demo check {number} --hint\n")
 
 
 def test_a_check_of_another_file_does_not_change_the_state_of_the_exercise(two, capfd):
     assert main(["90", "--file", str(two / "answers" / "90_visible_devices.py")]) == 0
-    assert states(capfd)["90"] == "not checked yet"
+    assert states(capfd)["90"] == "not written yet"
 
 
 def test_all_exercises_are_checked_in_one_go(two, capfd):
@@ -62,7 +82,7 @@ def test_all_exercises_are_checked_in_one_go(two, capfd):
     assert main(["--all"]) == 1
     printed = capfd.readouterr().out
     titles = [f"{number} {exercises.Exercise(number).title}" for number in ("33", "90")]
-    expected = [titles[0], "wrong: ", titles[1], "right: "]
+    expected = [titles[0], "not written yet: ", titles[1], "right: "]
     places = [printed.index(text) for text in expected]
     assert places == sorted(places)
     assert printed.endswith("1 of 2 exercises are right\n")
@@ -85,7 +105,7 @@ def test_hints_and_the_answer_are_shown_on_request(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("12", "there is no exercise 12. Choose one of 10, 11, "),
+        ("99", "there is no exercise 99. Choose one of 10, 11, "),
         ("--hint", "--hint needs an exercise: accel-demo check 10 --hint"),
         ("--hint 20", "--hint needs an exercise: accel-demo check 10 --hint"),
         ("--answer", "--answer needs an exercise: accel-demo check 10 --answer"),
@@ -102,8 +122,9 @@ def test_bad_input_is_reported_in_one_line(arguments, message):
         main(arguments.split())
 
 
-def test_a_wrong_answer_can_be_read_through_a_closed_pipe(start):
-    command = "accel-demo check 90 --file tutorials/exercises/90_visible_devices.py | head -c 0"
+def test_a_wrong_answer_can_be_read_through_a_closed_pipe(start, tmp_path):
+    (tmp_path / "answer.py").touch()
+    command = f"accel-demo check 90 --file {tmp_path}/answer.py | head -c 0"
     result = start(["bash", "-c", command])
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -142,7 +163,8 @@ def test_an_interrupted_check_leaves_no_process(tmp_path, number):
 
 
 def test_a_check_that_fails_itself_is_not_a_wrong_answer(two, capfd):
-    grader = two / "graders" / "90.py"
+    grader, file = two / "graders" / "90.py", two / "90_visible_devices.py"
+    file.write_text("")
     grader.write_text(
         "import sys\nfrom grading import verdict\nsys.exit(verdict(__file__, lambda: str(1 / 0)))\n"
     )

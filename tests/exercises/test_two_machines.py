@@ -272,7 +272,8 @@ def test_an_endless_loop_ends_after_15_seconds(start, tmp_path):
     file = tmp_path / "answer.py"
     file.write_text("def run(state, actions):\n    while True:\n        pass\n")
     result = check(start, "44", file)
-    assert is_rejected(result, "44", "it has not finished after 15 s: ranks 0, 1, 2 and 3 have not")
+    message = "it has not finished after 15 s: ranks 0, 1, 2 and 3 have not"
+    assert is_rejected(result, "44", message, is_late=True)
 
 
 # An answer that survives Ctrl-C, after each process has written its ID to a file.

@@ -52,6 +52,17 @@ def headings_of(text: str) -> list[str]:
     return re.findall(r"^###? (.*)$", text, flags=re.MULTILINE)
 
 
+def section(text: str, heading: str) -> str:
+    """Return the part of a page from a heading to the next one."""
+    # In code, a line that begins with # is a comment.
+    code = r"^(`{3,}).*?^\1\s*$"
+    indented = re.compile(code, re.DOTALL | re.MULTILINE).sub(
+        lambda block: block[0].replace("\n#", "\n #"), text
+    )
+    parts = re.split(r"^#+ (.*)\n", indented, flags=re.MULTILINE)
+    return parts[parts.index(heading) + 1]
+
+
 def output_of(page: str, command: str) -> str:
     """Return the output of a command in a block of the page."""
     block = rf"^```text\n\$ {re.escape(command)}\n(.*?)^```$"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.pages.pages import TUTORIALS, headings_of
+from tests.pages.pages import TUTORIALS, headings_of, section
 
 COURSE = runpy.run_path(str(TUTORIALS / "course.py"))
 PAGES = [row for row in COURSE["COURSE"]["pages"] if (TUTORIALS / f"{row[0]}.md").exists()]
@@ -149,3 +149,19 @@ def test_a_question_is_in_both_languages_and_leads_to_a_heading_or_a_planned_pag
         assert text and headings_of(text).count(row["heading"]) == 1
     else:
         assert text is None, f"page {row['page']} exists now: add the heading with the answer"
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in QUESTIONS if "heading" in row], ids=lambda row: row["id"]
+)
+def test_the_section_that_a_question_leads_to_contains_the_answer(row):
+    [text] = [text for name, text in TEXTS.items() if name.startswith(f"{row['page']}_")]
+    visible = re.sub(r"<!--.*?-->", "", section(text, row["heading"]), flags=re.DOTALL)
+    assert row["says"] in " ".join(visible.split())
+
+
+def test_every_term_has_a_chinese_name():
+    terms = [term for term, *_ in COURSE["COURSE"]["terms"]]
+    assert sorted(COURSE["COURSE"]["chinese"]) == sorted(terms)
+    for name in COURSE["COURSE"]["chinese"].values():
+        assert re.search(r"[\u4e00-\u9fff]", name)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.conftest import REPOSITORY, run_to_end
-from tests.pages.pages import TUTORIALS, headings_of
+from tests.pages.pages import TUTORIALS, headings_of, section
 
 TEXTS = {path.name: path.read_text() for path in sorted(TUTORIALS.glob("*.md"))}
 TEXTS["../README.md"] = (REPOSITORY / "README.md").read_text()
@@ -96,12 +96,6 @@ def test_the_index_has_many_messages_and_each_one_once():
 def page_of(row: dict) -> str:
     [text] = [text for name, text in TEXTS.items() if name.startswith(f"{row['page']}_")]
     return text
-
-
-def section(text: str, heading: str) -> str:
-    """Return the part of a page from a heading to the next one."""
-    lines = re.split(r"^#+ (.*)\n", text, flags=re.MULTILINE)
-    return lines[lines.index(heading) + 1]
 
 
 def outputs(text: str) -> str:

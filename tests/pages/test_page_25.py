@@ -1,7 +1,6 @@
 """Page 25: the numbers that compare DataParallel with DDP, and the program that plans a run."""
 
 import inspect
-import re
 
 import pytest
 import torch
@@ -9,25 +8,28 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel, comm
 from torch.nn.parallel.replicate import _broadcast_coalesced_reshape
 
-from accel_demo.anatomy.dp_and_ddp import counting, formulas
-from tests.pages.pages import TUTORIALS, load_module, rows_below, transcript
+from tests.pages.pages import (
+    TUTORIALS,
+    load_module,
+    output_of,
+    rows_below,
+    table_rows,
+    transcript,
+)
 
 PAGE = TUTORIALS / "25_dp_or_ddp.md"
 TEXT = " ".join(PAGE.read_text().split())
 DECIDE = load_module(TUTORIALS / "25_decide.py")
 
 
-def counts() -> dict[str, list[str]]:
-    """Map the name of each row of the two counted tables to the cells of the four devices."""
-    lines = PAGE.read_text().splitlines()
-    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line[:1] == "|"]
-    first = next(index for index, row in enumerate(rows) if row[0] == "process")
-    last = next(index for index, row in enumerate(rows) if row[0] == "held: all kinds")
-    return {name: cells for name, *cells in rows[first : last + 1]}
+def row(name: str) -> list[str]:
+    """Return the cells of the two devices and the two ranks in a row of the counted table."""
+    [found] = [row[1:] for row in table_rows(PAGE.name, 5) if row[0] == name]
+    return found
 
 
-def numbers(row: str) -> list[int]:
-    return [int(cell) for cell in counts()[row]]
+def numbers(name: str) -> list[int]:
+    return [int(cell) for cell in row(name)]
 
 
 def quoted(number: int) -> bool:
@@ -35,45 +37,31 @@ def quoted(number: int) -> bool:
 
 
 def test_the_page_counts_one_process_with_two_threads_and_two_processes():
-    assert counts()["process"] == ["1", "1", "1", "2"]
-    assert counts()["thread"] == ["replica 0", "replica 1", "main", "main"]
-    assert counts()["threads running forward"] == ["2", "2", "1", "1"]
-    assert len(set(counts()["images"])) == 1
+    assert row("process") == ["1", "1", "1", "2"]
+    assert row("thread that runs forward") == ["replica 0", "replica 1", "main", "main"]
     assert "2 connected processes on cpu (gloo)" in TEXT
 
 
-def test_every_counted_number_of_bytes_equals_its_formula():
-    assert f"{4 * len(formulas.FORMULAS)} of 36 byte counts equal their formulas." in TEXT
-
-
 def test_the_text_quotes_the_bytes_that_are_held():
-    dp, replica, rank, other = numbers("held: all kinds")
-    assert rank == other and replica == 0 and dp < rank <= 1.25 * dp
-    assert numbers("held: optimizer state")[1] == 0
-    weights, gone, *ranks = numbers("held: parameters")
-    assert gone == 0 and ranks == [weights] * 2
-    assert quoted(dp) and quoted(rank) and f"{100 * (rank / dp - 1):.0f}% more" in TEXT
-    rows = rows_below(PAGE, "bytes held after backward")
-    assert [row[0] for row in rows][:2] == ["DataParallel", "DDP"]
-    (_, views, _, views_ratio), (_, _, _, ratio) = rows[2], rows[1]
-    assert int(views) < dp and quoted(int(views))
-    more = f"{ratio} times as much as `DataParallel`, or {views_ratio} times with this option"
-    assert more in TEXT
+    weights = numbers("bytes received in backward")[0]
+    dp, replica, rank, other = numbers("bytes held in backward, at most")
+    assert rank == other == 5 * weights and replica == 2 * weights
+    outputs = dp - 5 * weights
+    assert 0 < outputs < weights / 100
+    assert numbers("bytes held after backward") == [4 * weights + outputs, 0, rank, rank]
+    assert all(map(quoted, (weights, dp, replica)))
+    views = f"gradient_as_bucket_view=True, each rank of DDP holds at most {4 * weights} bytes."
+    assert f"With {views}" in TEXT
 
 
 def test_the_text_quotes_the_bytes_that_are_received():
-    constructor, forward, backward, step = (
-        numbers(f"received in {time}") for time in counting.TIMES
-    )
-    weights = numbers("held: parameters")[0]
-    outputs = backward[1]  # the gradients of the outputs of device 1
-    assert backward == [weights, outputs, weights, weights] and step == [0] * 4
+    forward, backward = (numbers(f"bytes received in {time}") for time in ("forward", "backward"))
+    weights, outputs = backward[:2]  # to device 1, the gradients of its outputs
+    assert backward == [weights, outputs, weights, weights]
     assert outputs == forward[0] and f"the gradients of its outputs, {outputs} bytes" in TEXT
-    assert constructor[:2] == [0, 0] and constructor[3] > weights > forward[3] > 0
+    assert weights > forward[3] > 0
     assert forward[1] > weights and forward[2] == 0
-    assert all(map(quoted, (constructor[3], forward[1], forward[3], weights)))
-    buffers = int(re.search(r"B = (\d+) \(buffers\)", TEXT)[1])
-    assert f"plus {constructor[3] - weights - buffers} bytes for a check" in TEXT
+    assert all(map(quoted, (forward[1], forward[3], weights)))
 
 
 def test_summed_and_averaged_gradients_agree_only_if_the_loss_is_a_mean():
@@ -187,6 +175,24 @@ def test_data_parallel_copies_all_weights_in_one_operation_and_sums_gradients_in
     assert "result = torch.empty_like(inputs[root_index])" in with_nccl
     assert "nccl.reduce(inputs, output=result" in with_nccl
     assert "result = inputs[root_index] + nonroot[0]" in without
+    assert "flat_result = reduce_add(" in inspect.getsource(comm.reduce_add_coalesced)
+
+
+def test_both_wrappers_are_printed_with_the_model_and_hide_its_attributes():
+    output = output_of(PAGE.name, "python tutorials/25_wrapper.py")
+    linear = "  (module): Linear(in_features=10, out_features=1, bias=True)"
+    for wrapper in ("DataParallel", "DistributedDataParallel"):
+        error = f"AttributeError: '{wrapper}' object has no attribute 'weight'"
+        assert f"\n{wrapper}(\n{linear}\n)\nmodel.weight: {error}\n" in f"\n{output}"
+    assert output.count("model.module.weight: [1, 10]\n") == 2
+    assert output.count("model.state_dict(): module.weight, module.bias\n") == 2
+
+
+def test_spawn_passes_the_rank_before_the_arguments():
+    error = output_of(PAGE.name, "python tutorials/25_spawn_without_rank.py")
+    assert error == "TypeError: main() takes 2 positional arguments but 3 were given\n"
+    connected = output_of(PAGE.name, "python tutorials/25_spawn.py")
+    assert connected == "2 epochs, 64 images per process, sum of all ranks: 1\n"
 
 
 def test_the_documentation_of_data_parallel_recommends_ddp():
@@ -199,8 +205,9 @@ def test_the_documentation_of_data_parallel_recommends_ddp():
 
 
 def test_the_answer_to_the_exercise_has_the_bytes_of_four_devices():
-    weights, elements = numbers("held: parameters")[0], numbers("held: parameters")[0] // 4
-    assert quoted(3 * weights) and quoted(2 * weights * 3 // 4) and quoted(elements)
+    weights = numbers("bytes received in backward")[0]
+    elements = weights // 4
+    assert quoted(3 * weights) and quoted(2 * weights * 3 // 4)
     assert elements % 4 == 2
 
 

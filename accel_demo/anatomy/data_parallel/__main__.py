@@ -1,9 +1,9 @@
 """Show what nn.DataParallel does in one training step, phase by phase, on any machine.
 
 The phases are rebuilt by hand, so that several replicas can also run on one CPU. `step` prints what
-each replica does in a step, and what its device stores meanwhile. `bias` shows how the gradient of
-30 samples depends on whether the loss is computed inside or outside forward. `parts` compares
-wrapping the whole VGG model with wrapping each of its two parts separately.
+each replica does in a step. `bias` shows how the gradient of 30 samples depends on whether the loss
+is computed inside or outside forward. `parts` compares wrapping the whole VGG model with wrapping
+each of its two parts separately.
 
 python -m accel_demo.anatomy.data_parallel
 python -m accel_demo.anatomy.data_parallel bias --replicas 8 --plot bias.svg

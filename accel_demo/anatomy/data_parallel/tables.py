@@ -3,10 +3,9 @@
 Each `show_…` function prints one table and returns a function that draws its picture.
 """
 
-import math
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -57,8 +56,8 @@ def main(description: str | None) -> None:
 
 
 def show_step(replicas: int, batch_size: int):
-    """Print what each replica does in one step, and what its device stores meanwhile."""
-    record, device_bytes = train_step(replicas, batch_size)
+    """Print what each replica does in one step."""
+    record = train_step(replicas, batch_size)
     used = 1 + max(event.replica for event in record)
     columns = [f"replica {replica}" for replica in range(used)]
     rows = []
@@ -70,52 +69,17 @@ def show_step(replicas: int, batch_size: int):
         cells = [shapes_in_words(phase, events, replica) for replica in range(used)]
         rows.append([name, thread, *cells, sum(event.size for event in events)])
     print(show.table(["phase", "thread", *columns, "bytes moved"], rows))
-    print("\nBytes that the device of each replica holds in the course of the step (without")
-    print("activations). Not all of them exist at the same time:\n")
-    rows = [[name, *sizes] for name, sizes in device_bytes.items()]
-    rows.append(["together", *map(sum, zip(*device_bytes.values(), strict=True))])
-    print(show.table(["", *columns], rows))
     return partial(picture.draw_step, record, used)
 
 
-def train_step(replicas: int, batch_size: int) -> tuple[list[Event], dict[str, list[int]]]:
-    """Train for one step with Adam. The loss is computed after the gather.
-
-    Returns the events and, for each kind of tensor, how many bytes each replica's device stores.
-    Some of these tensors do not exist at the same time.
-    """
+def train_step(replicas: int, batch_size: int) -> list[Event]:
+    """Train for one step, with the loss computed after the gather. Return the events."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    optimizer = torch.optim.Adam(net.parameters())
     inputs, labels = torch.randn(batch_size, 6), torch.randn(batch_size, 3)
     record: list[Event] = []
-    outputs = data_parallel(net, inputs, replicas, record=record)
-    F.mse_loss(outputs, labels).backward()
-    optimizer.step()
-
-    used = 1 + max(event.replica for event in record)
-    averages = [state[f"exp_avg{end}"] for state in optimizer.state.values() for end in ("", "_sq")]
-
-    def on_the_first(*tensors: Any) -> list[int]:
-        return [sum(tensor.nbytes for tensor in tensors)] + [0] * (used - 1)
-
-    def on_each(phase: str) -> list[int]:
-        elements = [0] * used
-        for event in record:
-            if event.phase == phase:
-                elements[event.replica] += sum(map(math.prod, event.shapes))
-        return [4 * count for count in elements]  # a float32 has 4 bytes
-
-    return record, {
-        "the batch and its labels": on_the_first(inputs, labels),
-        "its part of the batch": [0, *on_each("scatter")[1:]],
-        "the module, or its copy": on_each("replicate"),
-        "its output": on_each("parallel_apply"),
-        "all outputs, gathered": on_the_first(outputs),
-        "gradients of the replica": on_each(REPLICATE_BACKWARD),
-        "their sum, in `.grad`": on_the_first(*(parameter.grad for parameter in net.parameters())),
-        "Adam's two averages": on_the_first(*averages),
-    }
+    F.mse_loss(data_parallel(net, inputs, replicas, record=record), labels).backward()
+    return record
 
 
 def shapes_in_words(phase: str, events: list[Event], replica: int) -> str:

@@ -7,7 +7,8 @@ Both train the same model with AdamW and the same global batch, on N devices. Da
 own (../data_parallel/phases.py), which also runs on a CPU, and its batch starts on device 0. DDP is
 PyTorch's, but averages its gradients in our ring (../ring.py), which logs every message. This
 program counts the bytes received in the third training step, because DDP creates its final buckets
-in the second. The bytes held after backward come from a second run without the ring (../memory.py).
+in the second. The bytes held come from a second run without the ring (../memory.py). The most that
+device 0 of DataParallel holds is that of PyTorch's: it adds up the gradients in new memory.
 """
 
 from accel_demo.anatomy.dp_and_ddp import tables

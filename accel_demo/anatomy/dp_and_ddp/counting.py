@@ -33,20 +33,23 @@ CONSTRUCTOR, FORWARD, BACKWARD, STEP = TIMES = (
     "optimizer.step()",
 )
 STEPS = 3  # the last step is counted
+OF_REPLICA_0 = "gradients of replica 0"
 
 
 @dataclass
 class DeviceCounts:
     """Counts of one device in a training step.
 
-    `received` maps each of `TIMES` to the bytes that arrived from other devices.
+    `received` maps each of `TIMES` to the bytes that arrived from other devices. `peak` maps each
+    of `memory.KINDS` and `OF_REPLICA_0` to the most bytes that the device holds in backward.
     """
 
     process: int  # ID of the process that ran the forward pass
     thread: str  # name of the thread that ran it
     images: int
     received: dict[str, int]
-    held: memory.DeviceMemory
+    held: memory.DeviceMemory  # after backward
+    peak: dict[str, int]
     buckets: list[int]  # gradient elements in each of DDP's buckets
 
 
@@ -106,11 +109,15 @@ def count_data_parallel(devices: list[torch.device], model_name: str) -> list[De
         optimizer.zero_grad()
         events[STEP] = record[before:]
     held = memory.data_parallel(devices, model_name, memory.OPTIMIZERS["adamw"])
+    peaks = [device.by_kind | {OF_REPLICA_0: 0} for device in held]
+    # nn.DataParallel adds up the gradients of all replicas in new memory, so both exist briefly.
+    # Source: reduce_add_coalesced in torch/nn/parallel/comm.py
+    peaks[0][OF_REPLICA_0] = peaks[0]["gradients"]
     held[1:] = others  # what `memory` counts for them is temporary, and gone after backward
     calls = sorted(log.calls, key=lambda call: int(call[1].removeprefix("replica ")))
     return [
-        DeviceCounts(*call, {time: received_by(index, events[time]) for time in TIMES}, bytes_, [])
-        for index, (call, bytes_) in enumerate(zip(calls, held, strict=True))
+        DeviceCounts(*call, {time: received_by(index, events[time]) for time in TIMES}, *sizes, [])
+        for index, (call, *sizes) in enumerate(zip(calls, held, peaks, strict=True))
     ]
 
 
@@ -175,7 +182,7 @@ def count_ddp(device: torch.device, model_name: str) -> DeviceCounts:
     _, received[BACKWARD] = traffic.bytes_sent_and_received(wire.messages(), wire.rank)
     (call,) = log.calls
     (held,) = memory.ddp([device], model_name, memory.OPTIMIZERS["adamw"])
-    return DeviceCounts(*call, received, held, buckets)
+    return DeviceCounts(*call, received, held, held.by_kind | {OF_REPLICA_0: 0}, buckets)
 
 
 @contextmanager

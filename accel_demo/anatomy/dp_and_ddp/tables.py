@@ -1,4 +1,4 @@
-"""Print the counts and the formulas as tables, and draw the counts."""
+"""Print the counts as a table, and draw them."""
 
 import statistics
 from pathlib import Path
@@ -7,13 +7,11 @@ import torch
 import torch.distributed as dist
 
 from accel_demo.anatomy import memory
-from accel_demo.anatomy.dp_and_ddp import counting, formulas
-from accel_demo.anatomy.dp_and_ddp.counting import DDP, DP, DeviceCounts
-from accel_demo.anatomy.dp_and_ddp.formulas import FORMULAS, Sizes
+from accel_demo.anatomy.dp_and_ddp import counting
+from accel_demo.anatomy.dp_and_ddp.counting import BACKWARD, DDP, DP, FORWARD, DeviceCounts
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
 from accel_demo.options import Parser
-from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import COLORS, new_figure, save, table
 
@@ -30,70 +28,33 @@ def main(description: str | None) -> None:
 
 def show(device: torch.device, options) -> None:
     counts = counting.count_all(device, options.model)
-    sizes = formulas.sizes_of(options.model)
     (views,) = memory.ddp([device], options.model, memory.OPTIMIZERS["adamw"], views=True)
-    views_by_rank = gather_objects(views.total)
     if dist.get_rank() > 0:
         return
     batch, devices = memory.GLOBAL_BATCH, len(counts[DDP])
     print(f"{options.model} with AdamW, {batch} images per step, N = {devices}:\n")
-    print(worker_table(counts))
-    print(f"\n{count_table(counts)}\n")
-    print(table(["bytes", *(f"formula for {method}" for method in counts)], formula_rows()))
-    print(
-        f"\nBytes: P = {sizes.parameters} (parameters), B = {sizes.buffers} (buffers), "
-        f"X = {sizes.inputs} (images),\nY = {sizes.outputs} (outputs), M = {sizes.metadata} "
-        "(DDP's check of the parameters' shapes)."
-    )
-    print(f"{formulas.comparison(formulas.byte_counts(counts, sizes))}\n")
-    totals = {method: [device.held.total for device in counts[method]] for method in counts}
-    totals["DDP with gradient_as_bucket_view=True"] = views_by_rank
-    rows = [
-        [name, max(of_device), sum(of_device), f"{sum(of_device) / sum(totals[DP]):.2f}"]
-        for name, of_device in totals.items()
-    ]
-    head = ["bytes held after backward", "fullest device", "all devices", f"all, relative to {DP}"]
-    print(table(head, rows))
+    print(count_table(counts))
+    option = "gradient_as_bucket_view=True"
+    print(f"\nWith {option}, each rank of DDP holds at most {views.total} bytes.")
     if options.plot:
-        draw(counts, sizes, options.plot)
-
-
-def worker_table(counts: dict[str, list[DeviceCounts]]) -> str:
-    """Return a table that shows which process and which thread runs the forward pass."""
-    devices = [(method, device) for method in counts for device in counts[method]]
-    processes = list(dict.fromkeys(device.process for _, device in devices))
-    workers = {(method, device.process, device.thread) for method, device in devices}
-
-    def threads_beside(method: str, device: DeviceCounts) -> int:
-        """Return how many threads of the device's process ran the forward pass."""
-        return sum((name, process) == (method, device.process) for name, process, _ in workers)
-
-    rows = [
-        ["process", *(processes.index(device.process) + 1 for _, device in devices)],
-        ["thread", *(device.thread for _, device in devices)],
-        ["threads running forward", *(threads_beside(*pair) for pair in devices)],
-        ["images", *(device.images for _, device in devices)],
-    ]
-    return table(["forward pass", *columns_of(counts)], rows)
+        draw(counts, options.plot)
 
 
 def count_table(counts: dict[str, list[DeviceCounts]]) -> str:
-    """Return a table of bytes with a column for each device."""
+    """Return a table of processes, threads and bytes, with a column for each device."""
     devices = [device for method in counts for device in counts[method]]
+    processes = list(dict.fromkeys(device.process for device in devices))
     rows = [
-        [row_name(name), *((device.received | device.held.by_kind)[name] for device in devices)]
-        for name in FORMULAS
+        ["process", *(processes.index(device.process) + 1 for device in devices)],
+        ["thread that runs forward", *(device.thread for device in devices)],
+        *(
+            [f"bytes received in {time}", *(device.received[time] for device in devices)]
+            for time in (FORWARD, BACKWARD)
+        ),
+        ["bytes held in backward, at most", *(sum(device.peak.values()) for device in devices)],
+        ["bytes held after backward", *(device.held.total for device in devices)],
     ]
-    rows.append(["held: all kinds", *(device.held.total for device in devices)])
-    return table(["bytes", *columns_of(counts)], rows)
-
-
-def formula_rows() -> list[list[str]]:
-    return [[row_name(name), *formulas] for name, formulas in FORMULAS.items()]
-
-
-def row_name(name: str) -> str:
-    return f"{'received in' if name in counting.TIMES else 'held:'} {name}"
+    return table(["", *columns_of(counts)], rows)
 
 
 def columns_of(counts: dict[str, list[DeviceCounts]]) -> list[str]:
@@ -101,19 +62,21 @@ def columns_of(counts: dict[str, list[DeviceCounts]]) -> list[str]:
     return names + [f"{DDP}, rank {index}" for index in range(len(counts[DDP]))]
 
 
-def draw(counts: dict[str, list[DeviceCounts]], sizes: Sizes, path: Path) -> None:
+def draw(counts: dict[str, list[DeviceCounts]], path: Path) -> None:
     """Draw the bytes that each device holds and receives, in multiples of all parameters."""
     held, received = {}, {}
     for method, devices in counts.items():
-        held[method] = [device.held.by_kind for device in devices]
+        held[method] = [device.peak for device in devices]
         received[method] = [
-            {f"in {time}": device.received[time] for time in (counting.FORWARD, counting.BACKWARD)}
+            {f"in {time}": device.received[time] for time in (FORWARD, BACKWARD)}
             for device in devices
         ]
+    unit = counts[DDP][0].held.by_kind["parameters"]
     figure = new_figure(max(5.6, 1.9 * len(counts[DDP])), 7)
     upper, lower = figure.subplots(2, 1)
-    _draw_bars(upper, "held after backward", held, sizes.parameters, COLORS)
-    _draw_bars(lower, "received in a step", received, sizes.parameters, COLORS[5:])
+    # The gathered outputs are too small to see, so they have no color of their own.
+    _draw_bars(upper, "held in backward, at most", held, unit, [*COLORS[:4], COLORS[0], COLORS[4]])
+    _draw_bars(lower, "received in a step", received, unit, COLORS[5:])
     save(figure, path)
 
 
@@ -124,8 +87,8 @@ def _draw_bars(axes, what: str, parts: dict[str, list], unit: int, colors: list[
     places = memory.draw_stacked_bars(axes, parts, unit, colors, gap=0.5)
     for method, places_of_method in places.items():
         for place, height in zip(places_of_method, totals[method], strict=True):
-            text = f"{height:.2f}" if height else "0 (its copy\nis freed)"
-            axes.text(place, height + 0.02 * highest, text, ha="center", fontsize=11)
+            y = height + 0.02 * highest
+            axes.text(place, y, f"{height:.2f}", ha="center", fontsize=11)
         middle, below = (statistics.mean(places_of_method), -0.13), axes.get_xaxis_transform()
         axes.text(*middle, method, transform=below, ha="center", va="top", fontsize=12)
     labels = [f"device {index}" for index in range(len(parts[DP]))]
@@ -144,5 +107,5 @@ def _draw_bars(axes, what: str, parts: dict[str, list], unit: int, colors: list[
         > 0.01 * highest * unit
     }
     axes.legend(
-        visible.values(), visible, frameon=False, fontsize=10, ncols=4, columnspacing=1.2, **below
+        visible.values(), visible, frameon=False, fontsize=10, ncols=3, columnspacing=1.2, **below
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grading
-from grading import Wrong, dist, prefixed, torch
+from grading import NotFinished, Wrong, dist, prefixed, torch
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def judge_launch(answer: Path, launch: Launch) -> None:
     has_mistake = any(report["mistake"] for report in outcome.reports.values())
     with prefixed(f"with {launch.name}, "):
         if outcome.exit_code is None and launch.connected > 1 and not has_mistake:
-            raise Wrong(
+            raise NotFinished(
                 f"it did not finish within {outcome.time_limit:g} s. Does only one process make a "
                 "call, such as gather, that every process must make?"
             )

@@ -257,7 +257,7 @@ def run_rank(options) -> int:
             f"{list_ranks([int(rank)])} has not finished after {patience:g} s{where}. Do all "
             "processes make the same calls, and leave the loop after the same epoch?"
         )
-        report["read"] = STOP
+        report.update(read=STOP, is_late=True)
         grading.write_report(options.report, f"{world}-{rank}", report)
         os._exit(1)
 

@@ -219,6 +219,7 @@ def run_rank(answer: Path, reports: Path, folder: Path) -> int:
             f"{list_ranks([int(rank)])} has not finished after {patience:g} s{where}. The audit "
             "reports which ranks wait, and in which collective"
         )
+        report["is_late"] = True
         grading.write_report(reports, f"{PROCESSES}-{rank}", report)
         os._exit(1)
 

@@ -9,7 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grading
-from grading import Wrong, check, dist, grade, import_answer, run_answer, shorten, torch
+from grading import (
+    NotFinished,
+    Wrong,
+    check,
+    dist,
+    grade,
+    import_answer,
+    run_answer,
+    shorten,
+    torch,
+)
 
 BONUS = Path(__file__).with_name("bonus_22.py")
 GROUP_SIZES = (3,)
@@ -37,6 +47,8 @@ def right(answer: Path) -> str:
     """Return what to print for a right answer, with one sentence about the bonus."""
     try:
         check(run_answer(str(BONUS), answer), GROUP_SIZES)
+    except NotFinished as late:
+        return f"{RIGHT}. No verdict on the bonus: {late}."
     except Wrong as mistake:
         if str(mistake).startswith("a function is not implemented yet"):
             return f"{RIGHT}. The bonus is not implemented yet."

@@ -17,7 +17,16 @@ from itertools import permutations
 from pathlib import Path
 
 import grading
-from grading import Outcome, Wrong, flatten, largest_difference, limit, prefixed, torch
+from grading import (
+    NotFinished,
+    Outcome,
+    Wrong,
+    flatten,
+    largest_difference,
+    limit,
+    prefixed,
+    torch,
+)
 from ranks import begin_rank, end_rank, run_ranks, start_server, wait_for_reports
 
 from accel_demo.processes.launch import free_port
@@ -55,7 +64,7 @@ def judge_all(answer: Path, seed: int) -> str:
             where = f"on {counted(world_size, 'process')}"
             grader = "python tutorials/exercises/graders/34.py FILE"
             same = f"(To repeat the same kills: {grader} --seed {seed})"
-            raise Wrong(f"{where}, {mistake}\n{same}", mistake.read) from None
+            raise type(mistake)(f"{where}, {mistake}\n{same}", mistake.read) from None
     return (
         "level 6, the last. The final weights are bitwise identical with and without kills, on one "
         f"process and on three. The runs were killed after {', '.join(map(str, kills))} batches"
@@ -99,8 +108,8 @@ def train(
     if None in exit_codes and not failed:
         if end == deadline:
             seconds = limit("ACCEL_DEMO_TIME_LIMIT", grading.TIME_LIMIT)
-            raise Wrong(f"all launches together have not finished after {seconds:g} s")
-        raise Wrong(
+            raise NotFinished(f"all launches together have not finished after {seconds:g} s")
+        raise NotFinished(
             f"a launch has not finished after {patience:g} s: is there an infinite loop, or is a "
             "rank waiting for another?"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grading
 import judge_44
-from grading import Wrong, limit, prefixed
+from grading import NotFinished, Wrong, limit, prefixed
 from nodes_44 import ENDED, WAITING, Event, Layout, Log, run_rank, states
 from ranks import run_ranks, start_server
 
@@ -55,7 +55,7 @@ def run_and_judge(answer: Path, folder: Path, layout: Layout, deadline: float) -
         if mistake := judge_44.waits_inside_block(events, layout.world_size):
             raise mistake
         seconds = limit("ACCEL_DEMO_PATIENCE", PATIENCE)
-        raise Wrong(
+        raise NotFinished(
             f"it has not finished after {seconds:g} s: {judge_44.places(events, rank_states)}",
             judge_44.MISTAKES,
         )

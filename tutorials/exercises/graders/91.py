@@ -14,7 +14,16 @@ from pathlib import Path
 
 import grading
 import recorder_91
-from grading import Outcome, Wrong, largest_difference, limit, prefixed, torch, vector
+from grading import (
+    NotFinished,
+    Outcome,
+    Wrong,
+    largest_difference,
+    limit,
+    prefixed,
+    torch,
+    vector,
+)
 from recorder_91 import Record
 from reference_91 import (
     BATCH,
@@ -109,12 +118,12 @@ def check_end(outcome: Outcome, records: dict[str, Record], processes: int) -> N
             patience = limit("ACCEL_DEMO_PATIENCE", PATIENCE)
             lines = {name[-1]: one.is_at for name, one in records.items() if one.is_at}
             places = [f"rank {rank} is at line {line}" for rank, line in sorted(lines.items())]
-            raise Wrong(
+            raise NotFinished(
                 f"it has not finished after {patience:g} s: {' and '.join(places)} of your file. "
                 "Does every process make the same communication calls, in the same order?"
             )
     if outcome.exit_code is None:
-        raise Wrong(
+        raise NotFinished(
             f"it did not finish within {outcome.time_limit:g} s: is there an infinite loop?"
         )
     if outcome.exit_code != 0:

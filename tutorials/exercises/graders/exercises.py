@@ -72,7 +72,7 @@ class Exercise:
         try:
             last = json.loads((CHECKED / f"{self.number}.json").read_text())
         except FileNotFoundError:
-            return "not checked yet"
+            return "not checked yet" if self.is_started(self.file) else "not written yet"
         result = "right" if last["is_right"] else "wrong"
         return result if last["digest"] == self.digest() else f"{result}, but changed since"
 
@@ -84,11 +84,15 @@ class Exercise:
 
     def digest(self) -> str:
         """Return the SHA-256 hash of the exercise file."""
-        return hashlib.sha256(self.file.read_bytes()).hexdigest()
+        return digest_of(self.file)
+
+    def is_started(self, answer: Path) -> bool:
+        """Return False if the answer is the exercise file as we wrote it."""
+        return digest_of(answer) != self._entry["digest"]
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say. Return 0 if the answer is right, 1 if it is wrong."""
+    """Do what the options say. Return one of the exit codes in accel_demo/lab/check.py."""
     exercises = all_exercises()
     if options.exercise is None:
         for flag in ("file", "hint", "answer"):
@@ -131,12 +135,16 @@ def check_all(exercises: dict[str, Exercise]) -> int:
 
 
 def check(exercise: Exercise, file: Path | None = None) -> int:
-    """Run the grader on `file`, or on the exercise file. Return its exit code."""
+    """Run the grader on `file`, or on the exercise file. Return the exit code."""
     answer = file or exercise.file
     if not answer.is_file():
         raise UserError(f"no answer file at {answer}. Specify one with --file.")
     if answer.suffix != ".py":
         raise UserError(f"{answer} must be a Python file with a name that ends in .py")
+    if not exercise.is_started(answer):
+        print(f"not written yet: {answer.name} is unchanged. Its first lines describe the task.")
+        print(f"For a hint: accel-demo check {exercise.number} --hint")
+        return 5
     digest = exercise.digest()  # the learner may save the file while it is being checked
     command = [sys.executable, str(exercise.grader), str(answer)]
     grader = start(command, dict(os.environ), sys.stdout, sys.stderr, cwd=Path.cwd())
@@ -148,6 +156,11 @@ def check(exercise: Exercise, file: Path | None = None) -> int:
     if file is None and code in (0, 1):
         exercise.record(code == 0, digest)
     return code
+
+
+def digest_of(file: Path) -> str:
+    """Return the SHA-256 hash of a text file. Git may have changed the ends of its lines."""
+    return hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
 
 
 def all_exercises() -> dict[str, Exercise]:

@@ -6,7 +6,8 @@ answer that hangs, crashes or exits.
 
 In a report, "mistake" describes what is wrong with the answer, or is "" if nothing is wrong. "read"
 is the heading of the section to read, or "" for the exercise's default section.
-"seen" lists what the process observed, so that a judge can compare the processes.
+"seen" lists what the process observed, so that a judge can compare the processes. "is_late" is true
+if the mistake is only that the answer has not finished in time: see `NotFinished`.
 
 python tutorials/exercises/graders/NN.py FILE does what `accel-demo check NN --file FILE` does.
 """
@@ -43,6 +44,7 @@ ANSWER = "answer_to_the_exercise"  # module name of the learner's file
 # Parts of gloo's errors if a message and the tensor that receives it have different sizes.
 GLOO_SIZE_ERRORS = ("preamble.length", "Received data size")
 GRACE = 3  # seconds that a rank that found a mistake waits for the other ranks' reports
+BUSY = "\nIf the machine was busy, your answer may still be right: check it again when it is idle."
 
 
 class Lazy:
@@ -67,6 +69,13 @@ class Wrong(Exception):
     def __init__(self, message: str, read: str = ""):
         super().__init__(message)
         self.read = read
+
+
+class NotFinished(Wrong):
+    """The answer did not finish in time. On a busy machine, this can happen to a right answer.
+
+    The message is printed after "no verdict: ".
+    """
 
 
 # Mistakes that every answer with several ranks can make. `grade` accepts replacements for them.
@@ -172,12 +181,14 @@ def verdict(file: str, judge: Callable[[], str]) -> int:
     """Call `judge`. Print "right: " and its result, or "wrong: " and the `Wrong` that it raises.
 
     After a mistake, also print what to read. Processes that the answer has started and left behind
-    are killed. Returns the exit code: 0 if the answer is right, 1 if it is wrong, and 3 if the
-    grader itself has failed. `file` is the grader, graders/NN.py.
+    are killed. Returns one of the exit codes that `accel-demo check --help` lists. `file` is the
+    grader, graders/NN.py.
     """
     adopt_orphans()
     try:
         text, code = f"right: {judge()}", 0
+    except NotFinished as late:
+        text, code = f"no verdict: {late}{BUSY}{_advice(Path(file).stem, late.read)}", 4
     except Wrong as mistake:
         text, code = f"wrong: {mistake}{_advice(Path(file).stem, mistake.read)}", 1
     except Exception:
@@ -249,7 +260,7 @@ def prefixed(where: str, remark: str = "") -> Iterator[None]:
     except Wrong as mistake:
         end = "" if str(mistake).endswith("?") else "."
         message = f"{where}{mistake}{f'{end} {remark}' if remark else ''}"
-        raise Wrong(message, mistake.read) from None
+        raise type(mistake)(message, mistake.read) from None
 
 
 @contextmanager
@@ -277,7 +288,8 @@ def _check_group(outcome: Outcome, size: int, judge: Callable | None, sizes_diff
         raise sizes_differ
     for name, report in outcome.reports.items():
         if name in names and report["mistake"]:
-            raise Wrong(report["mistake"], report.get("read", ""))
+            kind = NotFinished if report.get("is_late") else Wrong
+            raise kind(report["mistake"], report.get("read", ""))
     if missing:
         raise _early_end(outcome)
 
@@ -285,7 +297,7 @@ def _check_group(outcome: Outcome, size: int, judge: Callable | None, sizes_diff
 def _early_end(outcome: Outcome) -> Wrong:
     if outcome.exit_code is None:
         hint = "is there an infinite loop, or is the answer waiting for something?"
-        return Wrong(f"it did not finish within {outcome.time_limit:g} s: {hint}")
+        return NotFinished(f"it did not finish within {outcome.time_limit:g} s: {hint}")
     return Wrong(f"it exited early with exit code {outcome.exit_code}\n{outcome.stderr}".rstrip())
 
 
@@ -299,7 +311,7 @@ def _observe_as_rank(
     def give_up() -> None:
         if not (folder / f"{name}.json").exists():
             report["mistake"] = f"rank {rank} has not finished after {patience:g} s. {stuck}"
-            report["read"] = stuck.read
+            report.update(read=stuck.read, is_late=True)
             write_report(folder, name, report)
         os._exit(1)
 
@@ -340,7 +352,8 @@ def fill_in(
         for observation in observe(*arguments) or ():
             report["seen"].append(observation)
     except Wrong as mistake:
-        report.update(mistake=str(mistake), read=mistake.read)
+        is_late = isinstance(mistake, NotFinished)
+        report.update(mistake=str(mistake), read=mistake.read, is_late=is_late)
     except NotImplementedError as error:
         report["mistake"] = f"a function is not implemented yet{_place(error)}"
     except (Exception, SystemExit, KeyboardInterrupt) as error:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grading
-from grading import Wrong
+from grading import NotFinished, Wrong
 
 PATIENCE = float(os.environ.get("ACCEL_DEMO_PATIENCE", 20))  # seconds for one call
 PROCESSES = multiprocessing.get_context("fork")
@@ -54,7 +54,7 @@ def call_in_process(
     sender.close()
     try:
         if not receiver.poll(PATIENCE):
-            raise Wrong(
+            raise NotFinished(
                 f"{call} has not finished after {PATIENCE:g} s: is there an infinite loop, or is "
                 "it waiting for something that a killed save left behind?"
             )
