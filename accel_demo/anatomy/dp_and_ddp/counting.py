@@ -116,8 +116,8 @@ def count_data_parallel(devices: list[torch.device], model_name: str) -> list[De
     held[1:] = others  # what `memory` counts for them is temporary, and gone after backward
     calls = sorted(log.calls, key=lambda call: int(call[1].removeprefix("replica ")))
     return [
-        DeviceCounts(*call, {time: received_by(index, events[time]) for time in TIMES}, *sizes, [])
-        for index, (call, *sizes) in enumerate(zip(calls, held, peaks, strict=True))
+        DeviceCounts(*call, {t: received_by(index, events[t]) for t in TIMES}, bytes_, peak, [])
+        for index, (call, bytes_, peak) in enumerate(zip(calls, held, peaks, strict=True))
     ]
 
 
