@@ -1,19 +1,18 @@
-"""Measure the latency and the bandwidth between processes, and predict the time of an all-reduce.
+"""Measure the latency and the bandwidth of messages and of all-reduces between processes.
 
 python tutorials/alpha_beta.py
 python tutorials/alpha_beta.py --plot alpha_beta.svg
 
 Ranks 0 and 1 send messages of several sizes back and forth. Half of a round trip is the time of one
-message. Each repetition measures all sizes in random order. The program fits the α–β model to the
-medians, and compares the all-reduce that the model predicts with `dist.all_reduce`.
+message. Each repetition measures all sizes in random order, and the fastest repetition counts,
+because other programs on the machine can only add time. The program fits the α–β model to the times
+of the messages, and to those of `dist.all_reduce`.
 """
 
 import random
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +27,7 @@ from accel_demo.wording import byte_size, duration
 
 SIZES = [8 * 8**power for power in range(8)]  # 8 bytes to 16 MiB
 REPEATS, CALLS = 51, 5  # a repetition times five calls in a row
-Seconds = dict[int, float]  # size in bytes -> median seconds
+Seconds = dict[int, float]  # size in bytes -> seconds of the fastest repetition
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def fit_link(seconds: Seconds) -> Link:
 
 
 def measure(device: torch.device, repeats: int = REPEATS) -> tuple[Seconds, Seconds]:
-    """Return the median seconds of one message, and of `dist.all_reduce`, for each size.
+    """Return the seconds of one message, and of `dist.all_reduce`, for each size.
 
     All ranks must call this function. The times are those of rank 0. Raises `ValueError` if there
     is only one rank.
@@ -98,7 +97,7 @@ def measure(device: torch.device, repeats: int = REPEATS) -> tuple[Seconds, Seco
                 if repeat >= 0:
                     by_size[size].append(seconds)
     messages, all_reduces = (
-        {size: statistics.median(values) for size, values in by_size.items()} for by_size in times
+        {size: min(values) for size, values in by_size.items()} for by_size in times
     )
     return {size: value / 2 for size, value in messages.items()}, all_reduces
 
@@ -131,42 +130,38 @@ def main(device: torch.device, options) -> None:
     messages, all_reduces = measure(device)
     if dist.get_rank() > 0:
         return
-    ranks, link, whole = dist.get_world_size(), fit_link(messages), fit_link(all_reduces)
+    ranks = dist.get_world_size()
+    measured = {"one message": messages, f"all_reduce on {ranks} ranks": all_reduces}
+    links = {name: fit_link(seconds) for name, seconds in measured.items()}
     rows = []
     for size in SIZES:
-        model = link.message(size), link.ring_all_reduce(size, ranks)
-        times = (messages[size], model[0], all_reduces[size], model[1])
-        rows.append([byte_size(size), *(duration(seconds) for seconds in times)])
-    steps = 2 * (ranks - 1)
-    head = ["size", "one message", "model: α + size · β", f"all_reduce on {ranks} ranks"]
-    head.append(f"model: {steps} messages of size / {ranks}")
-    print(show.table(head, rows))
-    print(f"\nfitted to the messages:   {formula(link)}")
-    print(f"fitted to all_reduce:     {formula(whole)}")
+        pairs = [(measured[name][size], link.message(size)) for name, link in links.items()]
+        rows.append([byte_size(size), *(duration(seconds) for pair in pairs for seconds in pair)])
+    print(show.table(["size", *(head for name in links for head in (name, "fit"))], rows))
+    for name, link in links.items():
+        print(f"\n{name}: {formula(link)}")
     if options.plot:
-        draw(messages, all_reduces, ranks, options.plot)
+        draw(measured, options.plot)
 
 
 def formula(link: Link) -> str:
-    return f"{duration(link.latency)} + size / ({link.bandwidth / 1e9:.3g} GB/s)"
+    """Describe the fit. At the size that it names, latency and bandwidth cost the same time."""
+    size = byte_size(link.latency * link.bandwidth)
+    line = f"{duration(link.latency)} + size / ({link.bandwidth / 1e9:.3g} GB/s)"
+    return f"{line}: flat well below {size}, linear well above"
 
 
-def draw(messages: Seconds, all_reduces: Seconds, ranks: int, path: Path) -> None:
+def draw(measured: dict[str, Seconds], path: Path) -> None:
     """Draw the measured times as points, and the fitted model as a line."""
     figure = show.new_figure(6.2, 4.4)
     axes = figure.subplots()
-    link = fit_link(messages)
-    ring = f"{2 * (ranks - 1)} messages of size / {ranks}"
-    series = [  # (name, measured seconds, seconds in the model, label, style of the line)
-        ("one message", messages, link.message, "α + size · β", "-"),
-        ("all_reduce", all_reduces, partial(link.ring_all_reduce, ranks=ranks), ring, "--"),
-    ]
     sizes = [SIZES[0] * (SIZES[-1] / SIZES[0]) ** (step / 100) for step in range(101)]
-    for color, (name, seconds, model, label, style) in zip(show.COLORS, series, strict=False):
+    for color, (name, seconds) in zip(show.COLORS, measured.items(), strict=False):
+        link = fit_link(seconds)
         points = [1e3 * seconds[size] for size in SIZES]
         axes.plot(SIZES, points, "o", color=color, label=f"{name}, measured")
-        line = [1e3 * model(size) for size in sizes]
-        axes.plot(sizes, line, style, color=color, label=f"model: {label}")
+        line = [1e3 * link.message(size) for size in sizes]
+        axes.plot(sizes, line, color=color, label=f"{name}, fit")
     axes.loglog()
     axes.set(xlabel="size of the tensor in bytes", ylabel="time of one call in ms")
     axes.grid(color="0.9")

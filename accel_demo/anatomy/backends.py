@@ -1,9 +1,9 @@
-"""Show how processes connect to each other, and which devices each backend supports.
+"""Show how processes connect to each other, and what each backend needs.
 
 python -m accel_demo.anatomy.backends
 python -m accel_demo.anatomy.backends --build --plot backends.png
 
-The program starts two CPU processes for each init method.
+Without --build, the program starts two CPU processes for each init method.
 """
 
 import os
@@ -23,12 +23,12 @@ from accel_demo.processes.group import PRELOADED, TIME_LIMIT
 from accel_demo.processes.launch import free_port, spawn
 
 # Source: https://docs.pytorch.org/docs/stable/distributed.html#backends
-CARRIES = {
-    "nccl": "between NVIDIA GPUs; between AMD GPUs if torch is built for ROCm",
-    "gloo": "between CPUs; GPU tensors are copied through the CPU's memory",
-    "xccl": "between Intel GPUs",
-    "ucc": "between devices that your UCC supports; torch must be built with UCC",
-    "mpi": "between devices that your MPI supports; torch must be built from source with MPI",
+BACKENDS = {  # name: (what it sends between, what it needs)
+    "nccl": ("NVIDIA GPUs", "torch built for CUDA, or for ROCm with AMD GPUs; a GPU per process"),
+    "gloo": ("CPUs; GPUs through the CPU's memory", "nothing more"),
+    "xccl": ("Intel GPUs", "torch built for XPU"),
+    "ucc": ("the devices of your UCC library", "torch built from source with UCC"),
+    "mpi": ("the devices of your MPI library", "torch built from source with MPI"),
 }
 DEVICES = {"cpu": "CPU", "cuda": "NVIDIA GPU", "xpu": "Intel GPU"}
 VARIABLES = "the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
@@ -69,6 +69,21 @@ def main(options) -> None:
         raise UserError(
             "this program starts its own processes. Start it with python, without a launcher."
         )
+    print(backend_table() if options.build else init_method_table())
+    if options.plot:
+        draw(options.plot)
+
+
+def backend_table() -> str:
+    rows = [
+        [f"`{name}`", between, "yes" if is_built_in(name) else "no", needs]
+        for name, (between, needs) in BACKENDS.items()
+    ]
+    return show.table(["backend", "sends between", "in your torch", "needs"], rows)
+
+
+def init_method_table() -> str:
+    """Connect two processes with each init method, and return a table of what each rank has."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         file, port = Path(folder, "meeting").as_uri(), free_port()
@@ -81,23 +96,14 @@ def main(options) -> None:
             rows.append([f"`{shown}`", source, *(", ".join(map(str, cell)) for cell in by_rank)])
     head = ["`init_method`", "rank and world size come from", "world size on rank 0, 1"]
     head.append("sum of rank + 1 on rank 0, 1")
-    print(show.table(head, rows))
-    if options.build:
-        rows = [
-            [name, "yes" if is_built_in(name) else "no", carries]
-            for name, carries in CARRIES.items()
-        ]
-        print()
-        print(show.table(["backend", f"in torch {torch.__version__}", "sends data"], rows))
-    if options.plot:
-        draw(options.plot)
+    return show.table(head, rows)
 
 
 def draw(path: Path) -> None:
     """Draw which backend supports which device, and which backends this build of torch contains."""
     figure = show.new_figure(6.4, 2.8)
     axes = figure.subplots()
-    for top, backend in enumerate(CARRIES):
+    for top, backend in enumerate(BACKENDS):
         is_here = is_built_in(backend)
         for left, device in enumerate(DEVICES):
             carries = device in dist.Backend.backend_capability[backend]
@@ -111,13 +117,13 @@ def draw(path: Path) -> None:
     axes.set_xticks([left + 0.475 for left in range(len(DEVICES))], list(DEVICES.values()))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_ylim(len(CARRIES), 0)
+    axes.set_ylim(len(BACKENDS), 0)
     show.save(figure, path)
 
 
 if __name__ == "__main__":
     with one_line_errors():
         parser = Parser(__doc__, plot=True)
-        help = "also list which backends this build of torch contains"
+        help = "list the backends and what each one needs, instead of connecting processes"
         parser.add_argument("--build", action="store_true", help=help)
         main(parser.parse_args())

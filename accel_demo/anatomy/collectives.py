@@ -3,6 +3,8 @@
 python -m accel_demo.anatomy.collectives
 python -m accel_demo.anatomy.collectives --processes 4 --plot collectives.png
 
+With --plot, the numbers of each collective are drawn instead of printed.
+
 All ranks of the default process group must call the same function. The results are written to the
 tensors that the caller passes. Before they send any data, the ranks compare their arguments
 (`Wire.agree`). If one rank's arguments are invalid, every rank raises the same `ValueError` instead
@@ -192,12 +194,10 @@ def main(device: torch.device, options) -> None:
     examples = list(_examples(device))
     if dist.get_rank() > 0:
         return
-    rows = [
-        [example.name, rank, *(" ".join(map(str, numbers)) or "·" for numbers in before_and_after)]
-        for example in examples
-        for rank, before_and_after in enumerate(zip(example.before, example.after, strict=True))
-    ]
-    print(show.table(["collective", "rank", "before", "after"], rows), end="\n\n")
+    if options.plot:
+        draw(examples, options.plot)
+    else:
+        print(number_table(examples), end="\n\n")
     head = ["collective", "messages", "rounds", "bytes in total", "busiest rank sends"]
     counts = []
     for example in examples:
@@ -205,8 +205,16 @@ def main(device: torch.device, options) -> None:
         rounds = len({message.step for message in log})
         counts.append([example.name, len(log), rounds, *bytes_sent(log)])
     print(show.table(head, counts))
-    if options.plot:
-        draw(examples, options.plot)
+
+
+def number_table(examples: list[CollectiveExample]) -> str:
+    """Return a table of each rank's numbers before and after each collective."""
+    rows = [
+        [example.name, rank, *(" ".join(map(str, numbers)) or "·" for numbers in before_and_after)]
+        for example in examples
+        for rank, before_and_after in enumerate(zip(example.before, example.after, strict=True))
+    ]
+    return show.table(["collective", "rank", "before", "after"], rows)
 
 
 def bytes_sent(messages: list[Message]) -> tuple[int, int]:

@@ -3,7 +3,8 @@
 python -m accel_demo.anatomy.ring --processes 4
 python -m accel_demo.anatomy.ring --processes 4 --plot ring.png
 
-In the formulas, N is the number of ranks and S is the size of the tensor in bytes.
+In the formulas, N is the number of ranks and S is the size of the tensor in bytes. With --plot, the
+steps of the chunked ring are drawn instead of printed.
 """
 
 import torch
@@ -163,16 +164,18 @@ def main(device: torch.device, options) -> None:
     if dist.get_rank() > 0:
         return
     sizes = traffic.chunk_sizes(ELEMENTS, tensor.element_size(), world_size)
-    print("What each rank sends in the chunked ring:\n")
-    print(traffic.step_table(logs["chunked ring"], world_size))
-    print(f"\nBytes, for a tensor of S = {sum(sizes)} bytes on N = {world_size} ranks:\n")
+    if options.plot:
+        traffic.draw(logs["chunked ring"], world_size, options.plot)
+    else:
+        print("What each rank sends in the chunked ring:\n")
+        print(traffic.step_table(logs["chunked ring"], world_size), end="\n\n")
+    tensor_size = f"S = {sum(sizes)} bytes on N = {world_size} ranks"
+    print(f"Bytes that each rank sends, for a tensor of {tensor_size}:\n")
     print(traffic.byte_table(logs, sizes))
     print(f"\n{sum(are_right)} of {len(are_right)} have the same result as dist.all_reduce.")
     if options.guess is not None:
         sent, _ = traffic.bytes_sent_and_received(logs["chunked ring"], rank=0)
         print(comparison(options.guess, sent, " bytes"))
-    if options.plot:
-        traffic.draw(logs["chunked ring"], world_size, options.plot)
 
 
 if __name__ == "__main__":

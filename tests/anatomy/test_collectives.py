@@ -182,9 +182,9 @@ def test_every_collective_has_the_same_result_as_the_librarys(results):
 
 def run_all(device, picture=None):
     """Run everything that needs several processes, so that one launch per size is enough."""
-    text = printed(by_hand.main, device, plot=picture)
+    texts = [printed(by_hand.main, device, plot=plot) for plot in (None, picture)]
     counts, raised = compare_with_the_library(device, 20), make_mistakes(device)
-    return counts, raised, with_nan(device), text
+    return counts, raised, with_nan(device), texts
 
 
 @pytest.fixture(scope="module")
@@ -323,11 +323,12 @@ def test_a_mistake_of_one_rank_is_the_same_error_on_all_before_anything_is_sent(
 
 
 def test_each_collective_sends_the_messages_and_bytes_of_its_algorithm(results, picture):
-    n, text = len(results), results[0][3]
+    n, (text, beside_picture) = len(results), results[0][3]
     others, rounds_of_the_tree, row = n - 1, (n - 1).bit_length(), 8 * n  # `row`: bytes in a row
     pairs = [n * others, others, n * others * 8, others * 8]  # sent by the busiest rank
     rows = [row for row in table_rows(text) if len(row) == 5][1:]
-    assert {name: list(map(int, numbers)) for name, *numbers in rows} == {
+    by_name = {name: list(map(int, numbers)) for name, *numbers in rows}
+    assert by_name == {
         "broadcast": [others, rounds_of_the_tree, others * row, rounds_of_the_tree * row],
         "scatter": [others, others, others * 8, others * 8],
         "gather": [others, others, others * 8, 8 * (n > 1)],
@@ -343,6 +344,11 @@ def test_each_collective_sends_the_messages_and_bytes_of_its_algorithm(results, 
         "all_to_all": pairs,
     }
     assert {"all_to_all", "rank 0", "1" * n} <= words_in(picture)
+    assert beside_picture in text and len(table_rows(beside_picture)) == 1 + len(by_name)
+    numbers = [row for row in table_rows(text) if len(row) == 4][1:]
+    assert len(numbers) == n * len(by_name)
+    sums = " ".join(str(column * int("1" * n)) for column in range(1, n + 1))
+    assert [row[3] for row in numbers if row[0] == "all_reduce"] == [sums] * n
 
 
 @pytest.mark.slow
