@@ -49,7 +49,7 @@ def started_processes() -> int:
     Slurm's `srun` counts only if it has started the script itself. Its tasks may also be launchers
     on several nodes, or be idle next to a shell (`srun --pty`).
     """
-    names = list(WORLD_SIZE_VARIABLES)
+    names: list[str] = list(WORLD_SIZE_VARIABLES)
     if "WORLD_SIZE" not in os.environ and "SLURM_PTY_PORT" not in os.environ:
         names.append("SLURM_STEP_NUM_TASKS")
     return max(number_in(name, 1) for name in names)
