@@ -32,7 +32,14 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 # Hide the GPUs, so that tests behave the same on every machine. GPU tests pass VISIBLE_GPUS to
-# the processes that they start.
+# the processes that they start. `pytest -n` starts its workers after hiding the GPUs, so a worker
+# reads the user's value from another variable.
+if "PYTEST_XDIST_WORKER" in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES") == "-1":
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+    if "USERS_VISIBLE_GPUS" in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["USERS_VISIBLE_GPUS"]
+elif "CUDA_VISIBLE_DEVICES" in os.environ:
+    os.environ["USERS_VISIBLE_GPUS"] = os.environ["CUDA_VISIBLE_DEVICES"]
 GPUS = torch.cuda.device_count()
 VISIBLE_GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

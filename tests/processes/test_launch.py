@@ -1,7 +1,11 @@
 """Test runs that are started without a config file, or with `spawn` instead of torchrun."""
 
-import pytest
+import os
 
+import pytest
+import torch
+
+from accel_demo.processes import devices
 from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS
 from tests.runs import read, same_weights
 
@@ -45,3 +49,24 @@ def test_without_a_config_train_py_uses_one_gpu_and_accelerate_launch_all(
     assert result.returncode == 0, result.stderr
     environment = read(tmp_path / "run" / "environment.json")
     assert (environment["processes"], environment["device"]) == (processes, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
+@pytest.mark.parametrize("file", ["train.py", "train_ddp.py"])
+def test_more_processes_than_gpus_train_on_the_cpu(file, start, tmp_path):
+    flags = ["--dataset", "synthetic", "--max-steps", 2, "--run-dir", tmp_path / "run"]
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", GPUS + 1]
+    result = start([*torchrun, f"accel_demo/{file}", *flags], **VISIBLE_GPUS)
+    assert result.returncode == 0, result.stderr
+    environment = read(tmp_path / "run" / "environment.json")
+    assert (environment["processes"], environment["device"]) == (GPUS + 1, "cpu")
+
+
+@pytest.mark.parametrize(("gpus", "processes", "hidden"), [(1, 2, True), (2, 2, False)])
+def test_gpus_are_hidden_if_there_are_too_few(gpus, processes, hidden, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert devices.use_cpu() is hidden
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ("-1" if hidden else "0,1")
