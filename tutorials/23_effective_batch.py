@@ -1,7 +1,6 @@
 """Train on 1, 2 and 4 processes, with the same global batch and with larger batches.
 
 python tutorials/23_effective_batch.py
-python tutorials/23_effective_batch.py --one-learning-rate
 torchrun --standalone --nproc-per-node 2 tutorials/23_effective_batch.py --plot batch.svg
 """
 
@@ -134,8 +133,6 @@ def train_all(plans: list[BatchPlan], device: torch.device) -> list[PlanResult]:
 
 def main(device: torch.device, options) -> None:
     plans = make_plans(dist.get_world_size())
-    if options.one_learning_rate:
-        plans = [plan for plan in plans if plan.learning_rate == LEARNING_RATE]
     results = train_all(plans, device)
     if dist.get_rank() > 0:
         return
@@ -195,7 +192,5 @@ def draw(plans: list[BatchPlan], results: list[PlanResult]):
 if __name__ == "__main__":
     with one_line_errors():
         parser = Parser(__doc__, plot=True, processes=4, least=2)
-        help = f"train only with the learning rate {LEARNING_RATE}"
-        parser.add_argument("--one-learning-rate", action="store_true", help=help)
         options = parser.parse_args()
         run_in_group(main, options.processes, options)

@@ -145,7 +145,7 @@ def load_warning(cores_busy: float, cores: int) -> str:
         return ""
     return (
         f"warning: this measurement could use only {cores_busy:.1f} of {counted(cores, 'core')}, "
-        "so other programs have changed its results. Repeat it when the machine is idle."
+        "so other programs may have changed its results. Repeat it when the machine is idle."
     )
 
 

@@ -173,7 +173,7 @@ def plain_words(answers: list[ProbeAnswer], plain: list[ProbeAnswer] | str) -> l
         return [created, "A plain Accelerator() gets the same."]
     return [
         created,
-        "A plain Accelerator() obtains other values:",
+        "A plain Accelerator() obtains different values:",
         *(f"  {cell}" for cell in cells),
         "  Fix, for CPUs: set the environment variable ACCELERATE_USE_CPU=true.",
     ]
