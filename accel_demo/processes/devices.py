@@ -16,19 +16,16 @@ def use_cpu() -> bool:
     """Return True unless each process on this machine can have its own GPU.
 
     Without GPUs, `Accelerator()` would not connect the processes of a launch: each process would be
-    rank 0 of 1. `Accelerator(cpu=use_cpu())` connects them.
-
-    If there are some GPUs, but too few, this function hides them. Accelerate's barrier chooses the
-    GPU with the index LOCAL_RANK even for processes on the CPU, and fails if it does not exist.
-    Source: `PartialState.wait_for_everyone` in Accelerate 1.15.
+    rank 0 of 1. `Accelerator(cpu=use_cpu())` connects them. If there are GPUs, but too few, they
+    are hidden, because Accelerate's barrier would still use them: see `wait_for_everyone` there.
     """
     if "LOCAL_WORLD_SIZE" in os.environ and torch.backends.mps.is_available():
         return True  # no communication backend supports Apple's GPU
     gpus = torch.accelerator.device_count()
-    is_needed = gpus < number_in("LOCAL_WORLD_SIZE", 1)
-    if is_needed and gpus:
+    too_few = gpus < number_in("LOCAL_WORLD_SIZE", 1)
+    if gpus and too_few:
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    return is_needed
+    return too_few
 
 
 def own_device() -> torch.device:
