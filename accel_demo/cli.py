@@ -54,13 +54,13 @@ def main() -> None:
             module = importlib.import_module(f"accel_demo.lab.{name}")
         finally:
             gc.enable()
+        code = 1
         try:
             code = module.main(sys.argv[2:])
             sys.stdout.flush()
         except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
             # https://docs.python.org/3/library/signal.html#note-on-sigpipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 1
         sys.exit(code)
 
 

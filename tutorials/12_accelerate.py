@@ -102,6 +102,11 @@ def main(options):
         accelerator.load_state(options.folder / "last")
 
     for epoch in range(progress["epoch"], options.epochs):
+        if accelerator.is_main_process and progress["epochs_without_gain"] == PATIENCE:
+            accelerator.set_trigger()
+        if accelerator.check_trigger():  # called on every rank
+            accelerator.print("stopped early")
+            break
         seed = 10_000 * options.seed + 100 * epoch  # a resumed run needs no random state
         order.manual_seed(seed)
         set_seed(seed, device_specific=True)  # different dropout and mirroring on each rank
@@ -129,7 +134,6 @@ def main(options):
         ids, logits, targets = evaluate(model, test_loader, accelerator)
         score = auc(logits, targets)
         accelerator.log({"AUC": score}, progress["step"])
-        accelerator.print(f"epoch {epoch + 1}: AUC {score:.4f} on {len(ids)} test images")
         progress["epoch"] = epoch + 1
         progress["epochs_without_gain"] += 1
         if score > progress["best"]:
@@ -140,11 +144,7 @@ def main(options):
                 with open(options.folder / "best.csv", "w", newline="") as file:
                     csv.writer(file).writerows(zip(ids, logits.tolist(), strict=True))
         accelerator.save_state(options.folder / "last")  # called on every rank
-        if accelerator.is_main_process and progress["epochs_without_gain"] == PATIENCE:
-            accelerator.set_trigger()
-        if accelerator.check_trigger():  # called on every rank
-            accelerator.print("stopped early")
-            break
+        accelerator.print(f"epoch {epoch + 1}: AUC {score:.4f} on {len(ids)} test images")
     accelerator.end_training()
     return accelerator.unwrap_model(model)
 

@@ -103,8 +103,14 @@ def main(options):
     model = DistributedDataParallel(model)
 
     for epoch in range(progress["epoch"], options.epochs):
-        sampler.set_epoch(100 * epoch)
+        must_stop = torch.tensor(int(progress["epochs_without_gain"] == PATIENCE), device=device)
+        dist.all_reduce(must_stop, dist.ReduceOp.MAX)  # called on every rank
+        if must_stop:
+            if rank == 0:
+                print("stopped early")
+            break
         seed = 10_000 * options.seed + 100 * epoch  # a resumed run needs no random state
+        sampler.set_epoch(100 * epoch)
         torch.manual_seed(seed + rank)  # different dropout and mirroring on each rank
         model.train()
         loss_of_step = 0.0
@@ -130,9 +136,8 @@ def main(options):
 
         ids, logits, targets = evaluate(model.module, test_loader, device)
         score = auc(logits, targets)
-        if rank == 0:
+        if writer:
             writer.add_scalar("AUC", score, progress["step"])
-            print(f"epoch {epoch + 1}: AUC {score:.4f} on {len(ids)} test images")
         progress["epoch"] = epoch + 1
         progress["epochs_without_gain"] += 1
         if score > progress["best"]:
@@ -145,12 +150,7 @@ def main(options):
             state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
             state |= {"scheduler": scheduler.state_dict(), "progress": progress}
             torch.save(state, options.folder / "last.pt")
-        must_stop = torch.tensor(int(progress["epochs_without_gain"] == PATIENCE), device=device)
-        dist.all_reduce(must_stop, dist.ReduceOp.MAX)  # called on every rank
-        if must_stop:
-            if rank == 0:
-                print("stopped early")
-            break
+            print(f"epoch {epoch + 1}: AUC {score:.4f} on {len(ids)} test images")
     if writer:
         writer.close()
     dist.destroy_process_group()

@@ -88,6 +88,9 @@ def main(options):
         progress = state["progress"]
 
     for epoch in range(progress["epoch"], options.epochs):
+        if progress["epochs_without_gain"] == PATIENCE:  # stops a resumed run, too
+            print("stopped early")
+            break
         seed = 10_000 * options.seed + 100 * epoch  # a resumed run needs no random state
         order.manual_seed(seed)
         torch.manual_seed(seed)  # dropout and mirroring
@@ -111,7 +114,6 @@ def main(options):
         ids, logits, targets = evaluate(model, test_loader, device)
         score = auc(logits, targets)
         writer.add_scalar("AUC", score, progress["step"])
-        print(f"epoch {epoch + 1}: AUC {score:.4f} on {len(ids)} test images")
         progress["epoch"] = epoch + 1
         progress["epochs_without_gain"] += 1
         if score > progress["best"]:
@@ -122,9 +124,7 @@ def main(options):
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         state |= {"scheduler": scheduler.state_dict(), "progress": progress}
         torch.save(state, options.folder / "last.pt")
-        if progress["epochs_without_gain"] == PATIENCE:
-            print("stopped early")
-            break
+        print(f"epoch {epoch + 1}: AUC {score:.4f} on {len(ids)} test images")
     writer.close()
     return model
 

@@ -1,5 +1,7 @@
 """Test the list of exercises, the hints, and `accel-demo check --all`."""
 
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -9,11 +11,13 @@ import time
 import exercises
 import psutil
 import pytest
+from grading import Outcome
 
 from accel_demo.errors import UserError
 from accel_demo.lab.check import main
 from accel_demo.processes.environment import environment_for
 from tests.conftest import BIN, REPOSITORY
+from tests.pages.pages import load_grader
 
 STATES = [
     "not written yet",
@@ -122,13 +126,6 @@ def test_bad_input_is_reported_in_one_line(arguments, message):
         main(arguments.split())
 
 
-def test_a_wrong_answer_can_be_read_through_a_closed_pipe(start, tmp_path):
-    (tmp_path / "answer.py").touch()
-    command = f"accel-demo check 90 --file {tmp_path}/answer.py | head -c 0"
-    result = start(["bash", "-c", command])
-    assert (result.returncode, result.stderr) == (0, "")
-
-
 # An answer that writes its process ID to a file, and then survives Ctrl-C.
 STUBBORN = """import os, pathlib, time
 pathlib.Path(os.environ["PID_FILE"]).write_text(str(os.getpid()))
@@ -162,14 +159,75 @@ def test_an_interrupted_check_leaves_no_process(tmp_path, number):
         checked.kill()
 
 
-def test_a_check_that_fails_itself_is_not_a_wrong_answer(two, capfd):
-    grader, file = two / "graders" / "90.py", two / "90_visible_devices.py"
-    file.write_text("")
-    grader.write_text(
-        "import sys\nfrom grading import verdict\nsys.exit(verdict(__file__, lambda: str(1 / 0)))\n"
-    )
+GRADER = """import sys
+from accel_demo.errors import UserError
+from grading import Wrong, verdict
+
+def judge():
+    {}
+
+sys.exit(verdict(__file__, judge))
+"""
+FAILURES = {  # {what the grader does: regular expression for stderr}
+    "1 / 0": r"Traceback .*\nZeroDivisionError: division by zero\n",
+    "raise UserError('x is missing. Restore it.')": r"error: x is missing\. Restore it\.\n",
+}
+
+
+@pytest.mark.parametrize("line", FAILURES)
+def test_a_check_that_fails_itself_is_not_a_wrong_answer(two, capfd, line):
+    (two / "90_visible_devices.py").write_text("")
+    (two / "graders" / "90.py").write_text(GRADER.format(line))
     assert main(["90"]) == 3
     printed = capfd.readouterr()
     assert printed.out == "the check itself failed, so your answer was not graded\n"
-    assert "ZeroDivisionError" in printed.err
+    assert re.fullmatch(FAILURES[line], printed.err, re.DOTALL)
     assert states(capfd)["90"] == "not checked yet"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "reason"),
+    [
+        ("your file raised an error: SystemExit: 0", "the file raised an error: SystemExit: 0"),
+        ("", "log.jsonl cannot be read"),
+    ],
+)
+def test_a_mistake_in_our_answer_is_not_blamed_on_the_learner(tmp_path, mistake, reason):
+    outcome = Outcome(0, "", {"1-0": {"mistake": mistake, "seen": []}}, 1)
+    with pytest.raises(UserError, match=rf"^our answer, .* has failed \(if .*\): {reason}"):
+        load_grader("12").judge_ours(outcome, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "state"),
+    [
+        ("return 'x'", 0, "right"),
+        ("raise Wrong('x')", 1, "wrong"),
+        ("1 / 0", 3, "right"),
+        ("raise UserError('x')", 3, "right"),
+    ],
+)
+def test_a_closed_pipe_changes_neither_the_verdict_nor_the_record(
+    two, capfd, monkeypatch, line, code, state
+):
+    (two / "90_visible_devices.py").write_text("")
+    (two / "graders" / "90.py").write_text(GRADER.format(line))
+    exercise = exercises.Exercise("90")
+    exercise.record(True, exercise.digest())
+    read_end, write_end = os.pipe()
+    os.close(read_end)  # as `| head` does
+    with open(write_end, "w") as closed, monkeypatch.context() as context:
+        context.setattr(sys, "stdout", closed)
+        context.setattr(sys, "stderr", closed)
+        assert main(["90"]) == code
+    assert states(capfd)["90"] == state
+
+
+@pytest.mark.parametrize("unbuffered", [None, "1"])
+@pytest.mark.parametrize(("text", "code"), [("", 1), (None, 5)], ids=["wrong", "unchanged"])
+def test_a_closed_pipe_does_not_change_the_exit_code(start, tmp_path, text, code, unbuffered):
+    file = tmp_path / "answer.py"
+    file.write_text(exercises.Exercise("90").file.read_text() if text is None else text)
+    command = f"accel-demo check 90 --file {file} | head -c 0; exit ${{PIPESTATUS[0]}}"
+    result = start(["bash", "-c", command], PYTHONUNBUFFERED=unbuffered)
+    assert (result.returncode, result.stderr) == (code, "")

@@ -18,8 +18,13 @@ from tests.exercises.wrong_answers import ANSWERS, edited, patched, wrong_answer
 from tests.pages.pages import check
 
 EXERCISES = all_exercises()
-RIGHT = sorted(ANSWERS.glob("*/right_*.py"))
-WRONG = [  # the default run leaves out all but the first three wrong answers of an exercise
+# The default run leaves out all but the first two right and three wrong answers of an exercise.
+RIGHT = [
+    pytest.param(file, marks=pytest.mark.answers if index >= 2 else (), id=f"{number}-{file.stem}")
+    for number in EXERCISES
+    for index, file in enumerate(sorted((ANSWERS / number).glob("right_*.py")))
+]
+WRONG = [
     pytest.param(
         number, name, marks=pytest.mark.answers if index >= 3 else (), id=f"{number}-wrong_{name}"
     )
@@ -38,10 +43,6 @@ PRAISE = {  # a part of what is printed about our answer
     "93": "right: on two and on three processes",
 }
 each_exercise = pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
-
-
-def name_of(file: Path) -> str:
-    return f"{file.parent.name}-{file.stem}"
 
 
 def is_rejected(
@@ -89,7 +90,7 @@ def test_our_answer_passes_with_a_space_in_its_path_and_in_that_of_temporary_fil
     assert PRAISE.get(exercise.number, "") in result.stdout
 
 
-@pytest.mark.parametrize("file", RIGHT, ids=name_of)
+@pytest.mark.parametrize("file", RIGHT)
 def test_a_right_answer_by_someone_else_passes(start, file):
     result = check(start, file.parent.name, file)
     assert (result.returncode, result.stderr) == (0, ""), result.stdout

@@ -15,10 +15,7 @@ FEWER_IMAGES = {
     "packaged_set(split)\n": "torch.utils.data.Subset(packaged_set(split), range(500))\n",
     SETTINGS: "WARM_UP, CLIP_NORM, PATIENCE = 0.1, 3, 1.0, 2",
 }
-IN_TWO = {  # what follows after a save, which contains the epoch's number and score
-    ACCELERATE: '        if accelerator.is_main_process and progress["epochs_without_gain"]',
-    DDP: "        must_stop = torch.tensor(",
-}
+TRAINS = "        seed = 10_000 * options.seed + 100 * epoch"  # an epoch begins
 both_conversions = pytest.mark.parametrize("program", [ACCELERATE, DDP], ids=lambda path: path.stem)
 
 
@@ -67,10 +64,8 @@ def test_two_processes_evaluate_each_image_once_and_resume_to_the_same_bits(prog
     result = train(copy, 2, 3, whole)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("on 500 test images") == 3 and len(files_of(whole)[1]) == 500
-    dies = (
-        f"        if epoch == 1:\n            import os; os.kill(os.getpid(), 9)\n{IN_TWO[program]}"
-    )
-    result = train(changed(copy, tmp_path, {IN_TWO[program]: dies}), 2, 3, killed)
+    dies = f"        if epoch == 2:\n            import os; os.kill(os.getpid(), 9)\n{TRAINS}"
+    result = train(changed(copy, tmp_path, {TRAINS: dies}), 2, 3, killed)
     assert result.stdout.count("on 500 test images") == 2
     result = train(changed(program, tmp_path, FEWER_IMAGES), 2, 3, killed, "--resume")
     assert result.returncode == 0, result.stderr
@@ -78,13 +73,21 @@ def test_two_processes_evaluate_each_image_once_and_resume_to_the_same_bits(prog
     assert are_equal(whole, killed)
 
 
-@both_conversions
-def test_two_processes_stop_after_the_same_epoch(program, tmp_path):
+@pytest.mark.parametrize(
+    ("program", "processes"),
+    [(PLAIN, 1), (ACCELERATE, 2), (DDP, 2)],
+    ids=["plain", "accelerate", "ddp"],
+)
+def test_all_processes_stop_after_the_same_epoch_and_a_resumed_run_stops_at_once(
+    program, processes, tmp_path
+):
     no_gain = {**FEWER_IMAGES, SETTINGS: "WARM_UP, CLIP_NORM, PATIENCE = 0.0, 3, 1.0, 1"}
-    result = train(changed(program, tmp_path, no_gain), 2, 5, tmp_path / "files")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("on 500 test images") == 2
-    assert result.stdout.count("stopped early") == 1
+    copy = changed(program, tmp_path, no_gain)
+    for flags, epochs in ([], 2), (["--resume"], 0):
+        result = train(copy, processes, 5, tmp_path / "files", *flags)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.count("on 500 test images") == epochs
+        assert result.stdout.count("stopped early") == 1
 
 
 @pytest.mark.frameworks

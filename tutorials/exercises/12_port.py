@@ -1,11 +1,13 @@
 """Exercise 12: port a training script.
 
 This script trains on one device. Port it to Accelerate or to DDP. The check hides all GPUs and
-starts your script in one process and in two, with this command:
+starts your script with this command, with N = 1 and with N = 2:
 
     torchrun --standalone --nproc-per-node N tutorials/exercises/12_port.py --folder F --dropout 0
 
-and with other values of `--epochs`, `--patience`, `--learning-rate` and `--resume`. Graded:
+and with other values of `--epochs`, `--patience`, `--learning-rate` and `--resume`. F is empty
+unless `--resume` is given. Your script need not run without torchrun. Without a GPU, Accelerate
+needs `cpu=True` (page 10). Graded:
 
 1. The audit finds no errors and no warnings.
 2. Training. The global batch has the same 50 sequences as in one process, so the batch per process
@@ -15,7 +17,8 @@ and with other values of `--epochs`, `--patience`, `--learning-rate` and `--resu
    rounding, however many processes there are. What is needed to resume may have any format.
 4. Resuming. If all processes are killed when an epoch's line is in log.jsonl and started again with
    `--resume`, the run ends with the same files as without a kill.
-5. Stopping. All processes end after the same epoch if `--patience` epochs bring no gain.
+5. Stopping. All processes end after the same epoch if `--patience` epochs bring no gain. Started
+   again with `--resume`, they do not train another epoch.
 
 accel-demo check 12
 """
@@ -121,6 +124,8 @@ def main(options):
         progress = state["progress"]
 
     for epoch in range(progress["epoch"], options.epochs):
+        if progress["epochs_without_gain"] == options.patience:  # stops a resumed run, too
+            break
         order.manual_seed(epoch)
         torch.manual_seed(epoch)
         model.train()
@@ -153,8 +158,6 @@ def main(options):
         with open(options.folder / "log.jsonl", "a") as log:
             log.write(json.dumps(line) + "\n")
         print(f"epoch {epoch}: loss {line['loss']:.4f}, macro F1 {score:.4f}")
-        if progress["epochs_without_gain"] == options.patience:
-            break
 
 
 if __name__ == "__main__":

@@ -112,6 +112,10 @@ def main(options):
         accelerator.load_state(options.folder / "last")
 
     for epoch in range(progress["epoch"], options.epochs):
+        if accelerator.is_main_process and progress["epochs_without_gain"] == options.patience:
+            accelerator.set_trigger()
+        if accelerator.check_trigger():
+            break
         order.manual_seed(epoch)
         set_seed(1000 * epoch, device_specific=True)
         model.train()
@@ -146,10 +150,6 @@ def main(options):
             with open(options.folder / "log.jsonl", "a") as log:
                 log.write(json.dumps(line) + "\n")
             print(f"epoch {epoch}: loss {loss:.4f}, macro F1 {score:.4f}")
-            if progress["epochs_without_gain"] == options.patience:
-                accelerator.set_trigger()
-        if accelerator.check_trigger():
-            break
     accelerator.end_training()
 
 

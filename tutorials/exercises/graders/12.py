@@ -21,6 +21,7 @@ import grading
 from exercises import all_exercises
 from grading import Wrong, is_in_answer, limit, list_ranks, prefixed, torch, wait_for
 
+from accel_demo.errors import UserError
 from accel_demo.observer import agent
 from accel_demo.observer.events import FOLDER
 from accel_demo.wording import counted
@@ -35,22 +36,20 @@ TOLERANCE = 1e-3  # largest difference of a weight; rounding makes it about 1e-5
 OF_SCORES = 2e-3  # of a macro F1 or a loss; one of 999 predictions may flip by rounding
 FLIPS = 3  # ids in wrong.txt that may differ
 # Headings of page 12
-FILES, RESUME, STOP = "One process writes", "One process writes", "All processes stop together"
+FILES, STOP = "One process writes", "All processes stop together"
 
 
 def judge_all(answer: Path) -> str:
     ours = all_exercises()["12"].answer
     with tempfile.TemporaryDirectory() as parent, ThreadPoolExecutor(2) as pool:
-        folders = {
-            name: Path(parent, name) for name in "ours ours_stop two one killed stop".split()
-        }
+        folders = {name: Path(parent, name) for name in "ours two one killed stop".split()}
         for folder in folders.values():
             folder.mkdir()
         # Two launches at a time: there may be only two cores.
         reference = pool.submit(launch, ours, folders["ours"], 1, FULL)
         two = pool.submit(launch, answer, folders["two"], 2, FULL, events=Path(parent, "events"))
-        reference.result()
         judge_two(two.result(), folders["two"], Path(parent, "events"), answer)
+        judge_ours(reference.result(), folders["ours"])
         with prefixed("on two processes, "):
             judge_files(folders["two"], folders["ours"])
         killed = pool.submit(launch, answer, folders["killed"], 2, FULL, is_killed=True)
@@ -65,12 +64,14 @@ def judge_all(answer: Path) -> str:
             check_end(resumed.result(), 2)
             judge_files(folders["killed"], folders["ours"])
         with prefixed(f"with {STOPPING}, "):
-            check_end(stopped.result(), 2)
-            if len(lines := log_of(folders["stop"])) != 2:
-                raise Wrong(f"log.jsonl has {counted(len(lines), 'line')} instead of 2", STOP)
+            judge_stop(stopped.result(), folders["stop"])
+        restarted = launch(answer, folders["stop"], 2, f"{STOPPING} --resume")
+        with prefixed(f"with {STOPPING}, started again with --resume after it has stopped, "):
+            judge_stop(restarted, folders["stop"])
     return (
         "the audit finds no errors and no warnings, and the files are those of one process: on "
-        "one process, on two, and after a kill. Two processes stop together"
+        "one process, on two, and after a kill. Two processes stop together, and stay stopped "
+        "after --resume"
     )
 
 
@@ -89,6 +90,26 @@ def launch(
         own += f" --events {shlex.quote(str(events))}"
     own += " --kill" * is_killed
     return grading.run_answer(__file__, answer, torchrun, own, TIME_LIMIT)
+
+
+def judge_ours(outcome: grading.Outcome, folder: Path) -> None:
+    """Raise `UserError` if our answer has not written the files to compare with."""
+    try:
+        check_end(outcome, 1)
+        judge_files(folder, folder)
+    except Wrong as mistake:
+        reason = str(mistake).partition("\n")[0].replace("your file", "the file")
+        raise UserError(
+            "our answer, which yours is compared with, has failed (if you have changed "
+            f"answers/12_port.py, restore it with `git checkout`): {reason}"
+        ) from None
+
+
+def judge_stop(outcome: grading.Outcome, folder: Path) -> None:
+    """Judge a run that has to stop after two epochs, or a resumed run that had stopped then."""
+    check_end(outcome, 2)
+    if len(lines := log_of(folder)) != 2:
+        raise Wrong(f"log.jsonl has {counted(len(lines), 'line')} instead of 2", STOP)
 
 
 def check_end(outcome: grading.Outcome, processes: int) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from accel_demo.errors import UserError
+from accel_demo.errors import UserError, output_may_be_closed
 from accel_demo.files import write_whole
 from accel_demo.processes.cleanup import kill_tree, sigterm_raises
 from accel_demo.processes.launch import REPOSITORY, start
@@ -142,8 +142,11 @@ def check(exercise: Exercise, file: Path | None = None) -> int:
     if answer.suffix != ".py":
         raise UserError(f"{answer} must be a Python file with a name that ends in .py")
     if not exercise.is_started(answer):
-        print(f"not written yet: {answer.name} is unchanged. Its first lines describe the task.")
-        print(f"For a hint: accel-demo check {exercise.number} --hint")
+        with output_may_be_closed():  # the exit code stays the same
+            print(
+                f"not written yet: {answer.name} is unchanged. Its first lines describe the task."
+            )
+            print(f"For a hint: accel-demo check {exercise.number} --hint")
         return 5
     digest = exercise.digest()  # the learner may save the file while it is being checked
     command = [sys.executable, str(exercise.grader), str(answer)]

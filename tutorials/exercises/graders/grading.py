@@ -32,7 +32,7 @@ from unittest import mock
 
 from exercises import all_exercises
 
-from accel_demo.errors import one_line_errors
+from accel_demo.errors import UserError, one_line_errors
 from accel_demo.files import write_whole
 from accel_demo.options import Parser
 from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
@@ -191,16 +191,23 @@ def verdict(file: str, judge: Callable[[], str]) -> int:
         text, code = f"no verdict: {late}{BUSY}{_advice(Path(file).stem, late.read)}", 4
     except Wrong as mistake:
         text, code = f"wrong: {mistake}{_advice(Path(file).stem, mistake.read)}", 1
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        is_ours = not isinstance(error, UserError)
+        _print(traceback.format_exc() if is_ours else f"error: {error}\n", sys.stderr)
         text, code = "the check itself failed, so your answer was not graded", 3
     finally:
         kill_descendants(spare_resource_tracker=True)
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _print(f"{text}\n", sys.stdout)
     return code
+
+
+def _print(text: str, stream) -> None:
+    """Print the text. If the reader has closed the pipe, as `| head` does, discard it."""
+    try:
+        print(text, end="", file=stream, flush=True)
+    except BrokenPipeError:
+        # Otherwise Python tries again at exit, and changes the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _advice(number: str, heading: str) -> str:

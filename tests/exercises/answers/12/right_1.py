@@ -118,6 +118,10 @@ def main(options):
     model = DistributedDataParallel(model)
 
     for epoch in range(progress["epoch"], options.epochs):
+        must_stop = torch.tensor(int(progress["epochs_without_gain"] == options.patience))
+        dist.all_reduce(must_stop, dist.ReduceOp.MAX)
+        if must_stop:
+            break
         sampler.set_epoch(epoch)
         torch.manual_seed(1000 * epoch + rank)
         model.train()
@@ -158,10 +162,6 @@ def main(options):
             with open(options.folder / "log.jsonl", "a") as log:
                 log.write(json.dumps(line) + "\n")
             print(f"epoch {epoch}: loss {loss:.4f}, macro F1 {score:.4f}")
-        must_stop = torch.tensor(int(progress["epochs_without_gain"] == options.patience))
-        dist.all_reduce(must_stop, dist.ReduceOp.MAX)
-        if must_stop:
-            break
     dist.destroy_process_group()
 
 

@@ -113,6 +113,9 @@ def main(options):
         progress = state["progress"]
 
     for epoch in range(progress["epoch"], options.epochs):
+        [must_stop] = broadcast_object_list([progress["epochs_without_gain"] == options.patience])
+        if must_stop:
+            break
         train_loader.set_epoch(epoch)
         set_seed(100 * epoch, device_specific=True)
         model.train()
@@ -151,9 +154,6 @@ def main(options):
             with open(options.folder / "log.jsonl", "a") as log:
                 log.write(json.dumps(line) + "\n")
         accelerator.print(f"epoch {epoch}: macro F1 {score:.4f}")
-        [must_stop] = broadcast_object_list([progress["epochs_without_gain"] == options.patience])
-        if must_stop:
-            break
     accelerator.end_training()
 
 
