@@ -34,16 +34,18 @@ def divided_by(loader) -> list[list]:
 def padding_of(loader, sampler) -> dict:
     """Return how many samples are padding, and the size of a batch of one process.
 
-    `padded` is the number of samples that all processes together read again in a pass, 0 if it is
-    unknown. `share` is the size of the batch.
+    `padded` is the number of samples that all processes together read again in a pass, None if it
+    is unknown. `share` is the size of the batch.
     """
-    shard, padded, share = loader.batch_sampler, 0, loader.batch_size
+    shard, padded, share = loader.batch_sampler, None, loader.batch_size
     with suppress(AttributeError, TypeError):  # for example a sampler without a length
         if type(shard).__name__ == "BatchSamplerShard":  # of Accelerate
             parts, share = shard.num_processes, shard.batch_size
             together = share if shard.split_batches else share * parts
             share, is_whole = together // parts, len(sampler) == len(loader.dataset)
-            if is_whole and shard.even_batches and not shard.drop_last:
+            if not shard.even_batches or shard.drop_last:
+                padded = 0
+            elif is_whole:
                 padded = -len(loader.dataset) % together
         elif hasattr(sampler, "num_replicas"):  # DistributedSampler, or one like it
             padded = 0 if sampler.drop_last else sampler.total_size - len(loader.dataset)

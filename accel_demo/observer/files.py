@@ -18,6 +18,7 @@ _COMPILERS = tuple(
     os.path.join("", "site-packages", name, "")
     for name in ("torch/_inductor", "torch/_dynamo", "torch/_functorch", "triton")
 )
+_OF_PYTHON = f"{os.sep}multiprocessing{os.sep}util.py"  # creates and removes its temporary folder
 _state = {"reads": 0}
 _thread = threading.local()  # `busy` is set while this thread handles an event
 _emitted: set[str] = set()
@@ -73,7 +74,8 @@ def _renamed(source, target, source_folder=-1, target_folder=-1) -> None:
 
 
 def _removed(path, folder=-1) -> None:
-    protect(_full(path, folder))
+    if not _is_of_multiprocessing():
+        protect(_full(path, folder))
 
 
 def _truncated(path, size) -> None:
@@ -91,7 +93,13 @@ def _linked_by_name(source, target, folder=-1) -> None:
 
 
 def _made(path, mode, folder=-1) -> None:
-    protect(_full(path, folder))
+    if not _is_of_multiprocessing():
+        protect(_full(path, folder))
+
+
+def _is_of_multiprocessing() -> bool:
+    """Return True for its temporary folder, which Python does not always remove at the end."""
+    return _innermost_of(lambda name: name.endswith(_OF_PYTHON)) is not None
 
 
 def _connected(database) -> None:

@@ -7,6 +7,7 @@ import sys
 from .events import emit, line_of_script
 
 BATCHES, STEPS = "ACCEL_DEMO_AUDIT_BATCHES", "ACCEL_DEMO_AUDIT_STEPS"  # 0 or absent: no limit
+ENDLESS = 1_000_000  # batches: such a loader is not read to its end, but for a number of steps
 _real_lengths: dict = {}
 
 
@@ -19,9 +20,10 @@ def pass_is_over(batches: int, length: int | None) -> bool:
 def shortened(length: int, most: int) -> int:
     """Return the number of batches of a shortened pass: from `most` to 2 * most - 1.
 
-    The remainder of the division by `most` stays, so that accumulation ends as in the real run.
+    The remainder of the division by `most` stays, so that accumulation ends as in the real run. An
+    endless loader is not shortened: the script may not expect its end, and reads no second pass.
     """
-    return length if length < 2 * most else most + length % most
+    return length if length < 2 * most or length >= ENDLESS else most + length % most
 
 
 def end_run_after(steps: int) -> None:

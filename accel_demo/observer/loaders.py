@@ -8,7 +8,7 @@ import itertools
 import sys
 import weakref
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 
 from . import limits
@@ -18,11 +18,11 @@ from .processes import wrap
 
 MOST_VALUES = 10_000  # tensors and containers in a batch
 MOST_COUNTED = 100_000  # batches of a loader without a length
-MOST_BATCHES = 400  # per process; the samples of further batches are not recorded
+MOST_BATCHES = 400  # read at one line; the samples of further ones are not recorded
 _loaders: list = []  # of _ObservedLoader
 _makers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # iterator -> weak loader
 _passes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # iterator -> _ObservedPass
-_recorded = 0
+_recorded: Counter = Counter()  # by the line
 
 
 class _ObservedLoader:
@@ -125,6 +125,7 @@ def _begun(loader, iterator) -> None:
         samples=_length(loader.dataset),
         identity=_identity(loader.dataset),
         sampler=type(sampler).__name__,
+        replacement=bool(getattr(sampler, "replacement", False)),
         shuffle=getattr(sampler, "shuffle", "Random" in type(sampler).__name__),
         batch_size=loader.batch_size,
         divided_by=divided_by(loader),
@@ -198,15 +199,14 @@ def _requested(iterator, indices) -> None:
 
 @guarded
 def _returned(iterator, batch) -> None:
-    global _recorded
     state = _state_of(iterator)
     if state.loader is None:  # a class such as StatefulDataLoader has its own __iter__
         _begun(_makers[iterator](), iterator)
     state.batches += 1
     indices = state.indices.popleft() if state.indices else None
     details = {}
-    if _recorded < MOST_BATCHES:
-        _recorded += 1
+    if _recorded[str(state.line)] < MOST_BATCHES:
+        _recorded[str(state.line)] += 1
         details = {"indices": _as_list(indices), "samples": fingerprints(batch)}
     emit("batch", loader=state.loader, number=state.number, **details)
 

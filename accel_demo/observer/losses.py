@@ -10,7 +10,14 @@ MOST_NODES = 10_000
 # Names of functions in the graph
 SUM, QUOTIENT, PRODUCT = "AddBackward0", "DivBackward0", "MulBackward0"
 PASSED_ON = ("MeanBackward0", "SumBackward0", "ToCopyBackward0")
-UNKNOWN = {"loss": None, "divisions": 1, "has_factor": True, "is_for_inputs": False}
+MEAN = 1  # the value of `reduction` in the graph
+UNKNOWN = {
+    "loss": None,
+    "divisions": 1,
+    "has_factor": True,
+    "is_for_inputs": False,
+    "targets": None,
+}
 
 
 @guarded
@@ -21,6 +28,8 @@ def about(micro_batches: int, is_early: bool, loss=None, *_) -> dict:
     Accelerate, by the script, or by both in a row. Any factor of the script counts as 1, because it
     may contain that number. `has_factor` is True if the script multiplies or divides the loss.
     `is_for_inputs` is True if the pass computes the gradient of a leaf that is not a parameter.
+    `targets` is known if an early loss is a mean that leaves out `ignore_index`: the number of
+    targets in this mean, and of all targets.
     """
     node = getattr(loss, "grad_fn", None)
     if node is None:
@@ -31,6 +40,7 @@ def about(micro_batches: int, is_early: bool, loss=None, *_) -> dict:
         "divisions": by_number if by_number or not _has_factor(node) else 1,
         "has_factor": _has_factor(below),
         "is_for_inputs": _is_for_inputs(node),
+        "targets": _targets(below) if is_early else None,
     }
 
 
@@ -64,6 +74,16 @@ def _has_factor(node) -> bool:
         return True  # unknown
     terms = [each for each, _ in node.next_functions] if node.name() == SUM else [node]
     return all(each is None or each.name() in (QUOTIENT, PRODUCT) for each in terms)
+
+
+def _targets(node) -> list | None:
+    while node is not None and node.name() in PASSED_ON:
+        node = node.next_functions[0][0]
+    if node is None or node.name() not in ("NllLossBackward0", "NllLoss2DBackward0"):
+        return None
+    if node._saved_reduction != MEAN or node._saved_weight is not None:
+        return None
+    return [int(node._saved_total_weight), node._saved_target.numel()]
 
 
 def _is_for_inputs(node) -> bool:

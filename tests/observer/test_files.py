@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -85,6 +86,28 @@ def test_files_that_were_only_read_or_rewritten_by_nobody_are_not_touched(tmp_pa
     result = run_ranks([OBSERVED, Path("script.py")], 2, cwd=folder, ACCEL_DEMO_AUDIT=str(events))
     assert result.returncode == 0, result.stderr
     assert restore(str(events)) == Restored()
+
+
+LEAVES = """
+import os, torch
+from multiprocessing.connection import Listener
+
+listener = Listener(family="AF_UNIX")  # as the forkserver has one, in a temporary folder
+open("result.txt", "w").close()
+os._exit(0)
+"""
+
+
+def test_the_temporary_folder_of_multiprocessing_is_not_listed(tmp_path):
+    folder, events = tmp_path / "work", tmp_path / "events"
+    for path in (folder, events):
+        path.mkdir()
+    (folder / "script.py").write_text(LEAVES)
+    with tempfile.TemporaryDirectory() as temporary:  # paths of sockets must be short
+        script = [OBSERVED, Path("script.py")]
+        run_ranks(script, 2, cwd=folder, ACCEL_DEMO_AUDIT=str(events), TMPDIR=temporary)
+        assert list(Path(temporary).glob("pymp-*/listener-*"))
+        assert restore(str(events)) == Restored(new=[str(folder / "result.txt")])
 
 
 TOUCHES = """

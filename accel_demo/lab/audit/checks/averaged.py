@@ -1,4 +1,7 @@
-"""Does the script change gradients that DistributedDataParallel has averaged already?"""
+"""Is the average of DistributedDataParallel the gradient that the script means?
+
+Usually it is not if the script changes it, or if the losses are means over different numbers.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -27,6 +30,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     lines = _lines_that_reduce_gradients(evidence)
     if not lines:
         if all(abs(factor - 1) < 1e-3 for factor in factors):
+            yield from _means_over_different_numbers(evidence)
             return
         if _may_be_meant(evidence) or not _is_regular(factors, 1 / world):
             raise NotChecked("the script multiplies or divides the gradients itself, maybe rightly")
@@ -68,6 +72,31 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             PAGE,
         )
         yield _at(lines, finding)
+
+
+def _means_over_different_numbers(evidence: Evidence) -> Iterator[Finding]:
+    """Note losses that leave out `ignore_index`, which the ranks do not have equally often.
+
+    It is not enough if a few passes have different numbers: the last batches may be smaller.
+    """
+    targets = [[each["targets"] for each in rank.of("backward")] for rank in evidence.ranks]
+    known = [each for each in zip(*targets, strict=False) if None not in each]
+    different = [each for each in known if len({counted for counted, _ in each}) > 1]
+    different = [each for each in different if any(counted < whole for counted, whole in each)]
+    if len(different) < max(LEAST, len(known) / 2):
+        return
+    numbers = " and ".join(str(counted) for counted, _ in different[0][:2])
+    finding = Finding(
+        NOTE,
+        "averaged",
+        f"Each rank's loss is a mean over other numbers of targets, for example {numbers}, because "
+        "of ignore_index. The average of such gradients is not the gradient of the mean over all "
+        "targets.",
+        "To weight all targets equally, multiply the loss by the number of this rank's targets and "
+        "divide it by the mean of these numbers over all ranks.",
+        PAGE,
+    )
+    yield finding.add_places_of(evidence.ranks, "backward")
 
 
 def _may_be_meant(evidence: Evidence) -> bool:

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from accel_demo.lab.audit.checks.samples import equal_samples, indices_of
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.padding import gathers_of, padded_results
 from accel_demo.lab.audit.ranks import Rank
@@ -11,6 +12,7 @@ from accel_demo.lab.audit.result import NOTE, WARNING, Finding, NotChecked
 from accel_demo.wording import counted
 
 PAGE = "30_who_saw_which_sample"
+LEAST = 8  # samples that two ranks evaluate. Fewer may be equal by chance, in a draw of each rank
 OF_PASSES = ("pass", "batch", "pass end")  # kinds of events
 CHANGES = ("write", "save", "rename", "append")  # of a file
 # Callers of collectives that combine no results: replicas, shards, random states, checkpoints
@@ -34,7 +36,11 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         if len({str(begin["line"]) for begin, _ in each}) == 1:
             by_loader.setdefault(key[0], []).append(each)
     unknown = False
+    compared: dict[str, bool] = {}  # is at least one evaluation at this line?
     for evaluations in by_loader.values():
+        for each in evaluations:
+            line = str(each[0][0]["line"])
+            compared[line] = compared.get(line, False) or bool(_shares(evidence.ranks, each))
         known = [each for each in evaluations if _is_known(evidence.ranks, each)]
         unknown |= len(known) < len(evaluations)
         if known and (finding := _of_shares(evidence, known)):
@@ -44,10 +50,14 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             yield finding
     if unknown:
         raise NotChecked("there were more collectives than the Flight Recorder stores")
+    if not all(compared.values()):
+        raise NotChecked(
+            "the samples of an evaluation are too few, or not recorded, to compare them"
+        )
 
 
 def _of_shares(evidence: Evidence, evaluations: list) -> Finding | None:
-    """Report that the results of a loader are never combined, or always with repeated samples.
+    """Report that the results of a loader are never combined, or contain repeated samples.
 
     `evaluations` are those of one loader, each a list with the result of `_evaluations` per rank.
     """
@@ -72,6 +82,17 @@ def _of_shares(evidence: Evidence, evaluations: list) -> Finding | None:
             "accelerator.gather_for_metrics, before you use the metric.",
             PAGE,
         )
+    for each in evaluations:
+        if repeated := _repeated(evidence.ranks, each):
+            return Finding(
+                WARNING,
+                "metrics",
+                f"At least {repeated} of the {begin['samples']} samples are evaluated by two "
+                "ranks, and others by none: the ranks probably shuffle them differently.",
+                "Don't shuffle, or give the sampler a generator with the same seed on all ranks. "
+                "The global generator differs if one rank alone has drawn random numbers.",
+                PAGE,
+            )
     is_padded = begin["sampler"] == "DistributedSampler" and begin["padded"]
     if all(combined) and is_padded:
         return Finding(
@@ -120,6 +141,42 @@ def _evaluations(rank: Rank) -> dict[tuple[int, int], tuple[dict, float]]:
     if rank.end and not rank.error and not rank.of("enough"):
         found |= {(each["loader"], each["number"]): (each, float("inf")) for each in ended}
     return found
+
+
+def _shares(ranks: list[Rank], evaluation: list) -> list[list[dict]]:
+    """Return the batches of each rank, without a last one that may repeat samples as padding.
+
+    The list is empty if a rank has no other batch, or if not all samples are recorded.
+    """
+    shares = []
+    for rank, (begin, _) in zip(ranks, evaluation, strict=True):
+        key = begin["loader"], begin["number"]
+        batches = [each for each in rank.of("batch") if (each["loader"], each["number"]) == key]
+        shares.append(batches if begin["padded"] == 0 else batches[:-1])
+    is_known = all(batches and all(each.get("indices") for each in batches) for batches in shares)
+    return shares if is_known else []
+
+
+def _repeated(ranks: list[Rank], evaluation: list) -> int:
+    """Return how many samples of the first rank another rank evaluates, too. 0 if it may.
+
+    A draw with replacement may repeat samples: as a rule, also a rank's own ones. If one rank reads
+    the loader more often, the passes do not belong together.
+    """
+    shares, begins = _shares(ranks, evaluation), [begin for begin, _ in evaluation]
+    orders = list(map(indices_of, shares))
+    is_drawn = any(begin["replacement"] for begin in begins)
+    loaders = [[each["loader"] for each in rank.of("pass")] for rank in ranks]
+    passes = {each.count(begins[0]["loader"]) for each in loaders}
+    if not shares or is_drawn or len(passes) > 1:
+        return 0
+    if any(len(set(each)) < len(each) for each in orders):
+        return 0
+    repeated = [
+        len(equal_samples(shares[0], share, begin["identity"] == begins[0]["identity"] is not None))
+        for share, begin in zip(shares[1:], begins[1:], strict=True)
+    ]
+    return max(repeated) if max(repeated) >= LEAST else 0
 
 
 def _parts(begin: dict) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from accel_demo.lab.audit.checks.samples import indices_of
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.ranks import Rank
 from accel_demo.lab.audit.result import ERROR, Finding, NotChecked
@@ -11,10 +12,11 @@ LEAST = 8  # samples
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
-    several = False
+    several = known = False
     for loader in {loader for rank in evidence.ranks for loader in rank.training_passes}:
         ranks = [rank for rank in evidence.ranks if len(_epochs(rank, loader)) > 1]
         several |= bool(ranks)
+        known |= any(all(map(indices_of, _epochs(rank, loader)[:2])) for rank in ranks)
         wrong = [rank for rank in ranks if _repeats(rank, loader)]
         if wrong and len(wrong) == len(ranks):
             finding = Finding(
@@ -30,6 +32,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             yield finding
     if not several:
         raise NotChecked("no loader was read twice for training")
+    if not known:
+        raise NotChecked("samples of a stream, or after the first 400 batches, are not recorded")
 
 
 def _epochs(rank: Rank, loader: int) -> list[list[dict]]:
@@ -54,8 +58,6 @@ def _repeats(rank: Rank, loader: int) -> bool:
     passes = _epochs(rank, loader)
     if not all(rank.pass_of(loader, batches[0]["number"])["shuffle"] for batches in passes):
         return False
-    orders = [
-        [index for batch in batches for index in batch.get("indices") or []] for batches in passes
-    ]
+    orders = list(map(indices_of, passes))
     length = min(map(len, orders))
     return length >= LEAST and all(order[:length] == orders[0][:length] for order in orders)

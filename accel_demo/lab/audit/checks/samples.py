@@ -103,33 +103,52 @@ def _contents(batches: list[dict]) -> list[list[int]]:
 
 
 def _share_of_indices(first: Rank, second: Rank, loader: int) -> float:
-    """Return how many indices are equal, if the equal ones also have equal labels.
+    """Return how many of the indices that `second` read in its first pass `first` also read.
+
+    If indices repeat, as in a draw with replacement, only those in the same places count.
+    """
+    own, other = (rank.training_passes[loader][0] for rank in (first, second))
+    common = equal_samples(own, other, _have_equal_data(first, second, loader))
+    orders = [indices_of(own), indices_of(other)]
+    if not common:
+        return 0.0
+    if min(len(set(each)) / len(each) for each in orders) < LEAST_DISTINCT:
+        pairs = zip(*orders, strict=False)
+        return sum(one == two and one in common for one, two in pairs) / len(orders[1])
+    return len(common) / len(set(orders[1]))
+
+
+def indices_of(batches: list[dict]) -> list[int]:
+    """Return the indices of the samples in their order, as far as they are recorded."""
+    return [index for batch in batches for index in batch.get("indices") or []]
+
+
+def equal_samples(own: list[dict], other: list[dict], have_equal_data: bool) -> set[int]:
+    """Return the indices in the batches of two ranks, if the equal ones also have equal labels.
 
     Random augmentation changes the images, but not the labels. Equal indices alone prove nothing:
     each rank may have a dataset of its own. Nor do few different labels, unless the datasets are
     known to be equal.
     """
-    identities = [rank.pass_of(loader)["identity"] for rank in (first, second)]
-    same_dataset = identities[0] == identities[1] is not None
     labels = []
-    for rank in (first, second):
+    for batches in (own, other):
         known: dict[int, list[int]] = {}
-        for batch in rank.training_passes[loader][0]:
+        for batch in batches:
             columns = batch.get("samples", [])
             for place, index in enumerate(batch.get("indices") or []):
                 known[index] = [sums[place] for sums in columns if len(sums) > place]
         labels.append(known)
     common = labels[0].keys() & labels[1].keys()
-    if len(common) < LEAST or not labels[1]:
-        return 0.0
+    if len(common) < LEAST:
+        return set()
     columns = min(len(labels[0][index]) for index in common)
     for column in range(columns):
         pairs = [(labels[0][index][column], labels[1][index][column]) for index in common]
         distinct = len({pair[0] for pair in pairs})
-        is_evident = distinct > 1 if same_dataset else distinct > LEAST_DISTINCT * len(pairs)
+        is_evident = distinct > 1 if have_equal_data else distinct > LEAST_DISTINCT * len(pairs)
         if is_evident and all(one == two for one, two in pairs):
-            return len(common) / len(labels[1])
-    return 0.0
+            return common
+    return set()
 
 
 def _check_inputs(evidence: Evidence) -> Iterator[Finding]:
