@@ -105,14 +105,14 @@ def _contents(batches: list[dict]) -> list[list[int]]:
 def _share_of_indices(first: Rank, second: Rank, loader: int) -> float:
     """Return how many of the indices that `second` read in its first pass `first` also read.
 
-    If indices repeat, as in a draw with replacement, only those in the same places count.
+    In a draw with replacement, only those in the same places count.
     """
     own, other = (rank.training_passes[loader][0] for rank in (first, second))
     common = equal_samples(own, other, _have_equal_data(first, second, loader))
     orders = [indices_of(own), indices_of(other)]
     if not common:
         return 0.0
-    if min(len(set(each)) / len(each) for each in orders) < LEAST_DISTINCT:
+    if second.pass_of(loader)["replacement"]:
         pairs = zip(*orders, strict=False)
         return sum(one == two and one in common for one, two in pairs) / len(orders[1])
     return len(common) / len(set(orders[1]))
