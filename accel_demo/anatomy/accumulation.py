@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from string import ascii_uppercase as LETTERS
 from typing import Any
 
 import torch
@@ -224,13 +225,13 @@ def main(device: torch.device, options) -> None:
     records = [observe(accelerator, *method) for method in METHODS]
     if not accelerator.is_main_process:
         return
-    rows = []
+    rows, lanes = [], list(group_by_events(records))
     for record in records:
         counts = [record.events.count(event) for event in ("step", "all-reduce")]
-        gradient = gradient_summary(record)
-        rows.append([record.samples, record.method, *counts, record.bytes_shared, gradient])
-    head = ["per process", "method", "optimizer steps", "all-reduces", "bytes", "gradient used"]
-    print(table(head, rows))
+        lane, gradient = LETTERS[lanes.index(tuple(record.events))], gradient_summary(record)
+        rows.append([lane, record.samples, record.method, *counts, record.bytes_shared, gradient])
+    head = ["lane", "per process", "method", "optimizer steps", "all-reduces", "bytes"]
+    print(table([*head, "gradient used"], rows))
     if options.plot:
         save(draw(records), options.plot)
 
@@ -246,26 +247,36 @@ def gradient_summary(record: AccumulationRecord) -> str:
     return ", then ".join(parts)
 
 
-def draw(records: list[AccumulationRecord]):
-    """Draw a lane for each sequence of events, marked as right or wrong.
-
-    Methods share a lane if they have the same sequence of events and all are right or all wrong.
-    """
-    lanes: dict[tuple, list[AccumulationRecord]] = {}
+def group_by_events(
+    records: list[AccumulationRecord],
+) -> dict[tuple[str, ...], list[AccumulationRecord]]:
+    """Return the records of each sequence of events, in the order in which it first occurs."""
+    groups: dict[tuple[str, ...], list[AccumulationRecord]] = {}
     for record in records:
-        lanes.setdefault((record.is_right, *record.events), []).append(record)
+        groups.setdefault(tuple(record.events), []).append(record)
+    return groups
+
+
+def draw(records: list[AccumulationRecord]):
+    """Draw a lane for each sequence of events, and count its right and wrong methods."""
+    lanes = group_by_events(records)
     figure = new_figure(6.5, 0.45 * len(lanes) + 1)
     figure.set_layout_engine("constrained", w_pad=0.12)
     axes = figure.subplots()
     orange, green = COLORS[1:3]  # orange for all-reduces, as in the picture of ddp/timeline.py
     box: dict[str, Any] = {"color": "#dddddd", "edgecolor": "#777777"}
     names = []
-    for lane, ((is_right, *events), sharing) in enumerate(lanes.items()):
-        word, color = ("right", green) if is_right else ("wrong", COLORS[3])
-        axes.text(7.15, lane, word, color=color, weight="bold", fontsize=9, va="center")
+    for lane, (events, sharing) in enumerate(lanes.items()):
+        right = [record.is_right for record in sharing].count(True)
+        marks = [(right, "right", green), (len(sharing) - right, "wrong", COLORS[3])]
+        marks = [mark for mark in marks if mark[0]]
+        heights = [lane - 0.2, lane + 0.2] if len(marks) == 2 else [lane]
+        for (count, word, color), y in zip(marks, heights, strict=True):
+            text = f"{count} {word}"
+            axes.text(7.2, y, text, color=color, weight="bold", fontsize=9, va="center")
         first, *others = sharing
-        more = f"\n(and {counted(len(others), 'more method')})" if others else ""
-        names.append(f"{first.samples}: {first.method.replace('`', '')}{more}")
+        method = counted(len(sharing), "method") if others else first.method.replace("`", "")
+        names.append(f"{LETTERS[lane]} · {first.samples}: {method}")
         x, width = 0, 1
         for event in events:
             if event == "forward":

@@ -1,9 +1,15 @@
 """Page 23: the measurements and the exercise on gradient accumulation."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from torch.nn.functional import mse_loss
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector
+from torch.optim.lr_scheduler import LinearLR
+from torch.utils.data import DataLoader
 
 from tests.conftest import run_ranks
 from tests.exercises.wrong_answers import edited
@@ -115,10 +121,63 @@ def test_the_page_shows_the_all_reduces_and_steps_of_two_models():
     ]
 
 
+LOOP = TUTORIALS / "23_loop.py"
+CHANGES = {  # name: (text in 23_loop.py, replacement)
+    "as it is": ("", ""),
+    "without the factor": ("loss = loss * WINDOW / length", "pass"),
+    "length in micro-batches": ("EPOCHS * windows", "EPOCHS * len(loader)"),
+}
+
+
+def weights_and_last_rates_of_loops(programs: dict[str, str]) -> dict[str, tuple]:
+    results = {}
+    for name, program in programs.items():
+        _, model, scheduler = load_module(Path(program)).train()
+        results[name] = parameters_to_vector(model.parameters()), scheduler.get_last_lr()[0]
+    return results
+
+
+def weights_with_large_batches(processes: int) -> torch.Tensor:
+    """Train on one process, with one batch for each window of 23_loop.py on `processes` ones."""
+    loop = load_module(LOOP)
+    loader = DataLoader(loop.make_data(), loop.WINDOW * loop.BATCH * processes)
+    assert len(loader.dataset) % loader.batch_size > 0  # the last window is short
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=loop.LEARNING_RATE)
+    scheduler = LinearLR(optimizer, 1.0, 0.0, total_iters=loop.EPOCHS * len(loader))
+    for _ in range(loop.EPOCHS):
+        for inputs, targets in loader:
+            mse_loss(model(inputs), targets).backward()
+            clip_grad_norm_(model.parameters(), loop.CLIP_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+    return parameters_to_vector(model.parameters())
+
+
+@pytest.mark.parametrize(("processes", "unfinished"), [(1, 0.07), (2, 0.06)])
+def test_the_loop_trains_as_with_large_batches_and_ends_its_schedule(
+    together, tmp_path, processes, unfinished
+):
+    programs, right = {}, weights_with_large_batches(processes)
+    for name, (text, changed) in CHANGES.items():
+        programs[name] = str(tmp_path / f"{name}.py")
+        program = LOOP.read_text()
+        Path(programs[name]).write_text(edited(program, text, changed) if text else program)
+    for results in together(weights_and_last_rates_of_loops, processes, programs=programs):
+        equal = {name: torch.allclose(one, right, atol=1e-6) for name, (one, _) in results.items()}
+        assert [name for name in equal if equal[name]] == ["as it is"]
+        rates = [rate for _, rate in results.values()]
+        assert rates == pytest.approx([0, 0, unfinished])
+
+
 def test_the_page_shows_which_methods_are_correct():
-    ways = table_rows("23_accumulation.md", cells=6)
+    ways = [row[1:] for row in table_rows("23_accumulation.md", cells=7)]
     right = [row[1] for row in ways if row[-1] == "equal within 1e-6"]
     assert len(ways) == 14
+    lanes = [row[0] for row in table_rows("23_accumulation.md", cells=7)]
+    assert "".join(lanes) == "ABCBBBDBBBEEBB"
     assert right == [
         "one batch",
         "DDP, `no_sync` before the last",
