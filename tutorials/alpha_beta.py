@@ -25,7 +25,7 @@ from accel_demo.options import Parser
 from accel_demo.processes.group import run_in_group
 from accel_demo.wording import byte_size, duration
 
-SIZES = [8 * 8**power for power in range(8)]  # 8 bytes to 16 MiB
+SIZES = [64 * 8**power for power in range(7)]  # 64 bytes to 16 MiB
 REPEATS, CALLS = 51, 5  # a repetition times five calls in a row
 Seconds = dict[int, float]  # size in bytes -> seconds of the fastest repetition
 

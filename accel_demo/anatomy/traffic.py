@@ -45,6 +45,7 @@ FORMULAS = {  # with the same keys as `ring.ALGORITHMS`
     "naive ring": (naive_ring_bytes, "(N−1)·S"),
     "chunked ring": (chunked_ring_bytes, "2(N−1)/N·S"),
 }
+UNEVEN = "2·S − 2 chunks"  # formula of the chunked ring if the chunks differ in size
 
 
 def step_table(log: list[Message], world_size: int) -> str:
@@ -68,6 +69,8 @@ def byte_table(logs: dict[str, list[Message]], sizes: list[int]) -> str:
         counts = [bytes_sent_and_received(logs[name], rank) for rank in ranks]
         expected = [bytes_of(rank, sizes) for rank in ranks]
         sent, agrees = [sent for sent, _ in counts], counts == expected
+        if name == "chunked ring" and len(set(sizes)) > 1:
+            formula = UNEVEN
         rows.append([name, steps, *sent, sum(sent), formula, "to the byte" if agrees else "NO"])
     head = [*(f"rank {rank}" for rank in ranks), "all ranks"]
     return show.table(["all-reduce", "steps", *head, "formula", "agrees"], rows)
@@ -151,13 +154,13 @@ def _draw_grid(axes, state: list[list[set[int]]], sent: list[Message]) -> None:
         chunk, rank = _chunk(message), message.source
         outline = Rectangle((chunk, rank), 1, 1, fill=False, edgecolor=orange, linewidth=2.5)
         axes.add_patch(outline)
-        starts = [rank + 0.77]
+        starts = [rank + 0.8]
         if rank == world_size - 1:
-            starts.append(-0.23)  # the last rank's arrow leaves at the bottom and enters at the top
+            starts.append(-0.2)  # the last rank's arrow leaves at the bottom and enters at the top
         for start in starts:
             arrow = {"arrowstyle": "-|>", "color": "black", "linewidth": 1.5, "mutation_scale": 12}
             arrow |= {"shrinkA": 0, "shrinkB": 0}
-            axes.annotate("", (chunk + 0.5, start + 0.47), (chunk + 0.5, start), arrowprops=arrow)
+            axes.annotate("", (chunk + 0.5, start + 0.34), (chunk + 0.5, start), arrowprops=arrow)
     axes.set(xlim=(-0.1, world_size + 0.1), ylim=(world_size + 0.35, -0.35), aspect="equal")
     middles = [index + 0.5 for index in range(world_size)]
     axes.set_xticks(middles, range(world_size), fontsize=10)

@@ -330,6 +330,7 @@ def test_the_program_prints_or_draws_the_steps_and_prints_the_bytes(ran, picture
         assert chunks[2:] == [["chunk 0", "chunk 1", "chunk 2"], ["chunk 2", "chunk 0", "chunk 1"]]
         guess = "Your guess: 8,000 bytes. The result: 5,332 bytes. Your guess is too high by 2,668"
         assert text.endswith(f"\n{guess} bytes.\n")
+        assert [row[-2] for row in table_rows(text)][-1] == traffic.UNEVEN  # 1000 elements
     assert text.count("to the byte") == 3 and "NO" not in text
     assert "3 of 3 have the same result as dist.all_reduce." in text
     assert beside_picture == text[text.index("Bytes that each rank sends") :]

@@ -91,12 +91,64 @@ def test_the_text_follows_from_the_recorded_times():
         for row in table_rows(PAGE, cells=5)
         if row[0].endswith("B")
     }
-    assert len(rows) == 8
+    assert len(rows) == 7
     assert "Up to 32 KiB, the time hardly changes" in text and "From 2 MiB on, it grows" in text
     for column in (0, 2):  # the message and the all-reduce
-        flat = [rows[size][column] for size in ("8 B", "64 B", "512 B", "4 KiB", "32 KiB")]
+        flat = [rows[size][column] for size in ("64 B", "512 B", "4 KiB", "32 KiB")]
         assert max(flat) < 1.5 * min(flat)
-        assert 5 < rows["16 MiB"][column] / rows["2 MiB"][column] < 12  # 8 times the size
+        assert 8 < rows["16 MiB"][column] / rows["2 MiB"][column] < 14  # 8 times the size
+        assert rows["16 MiB"][column] > rows["16 MiB"][column + 1]  # the fit
+    errors = [time / fit for row in rows.values() for time, fit in (row[:2], row[2:])]
+    worst = math.ceil(10 * max(max(error, 1 / error) for error in errors)) / 10
+    assert f"off by a factor of up to {worst}" in " ".join(text.split())
+
+
+def run_the_calls(device, calls: dict[str, str]) -> dict[str, dict[str, list[int]]]:
+    """Run each call of the page on the numbers of the picture, and return what it leaves."""
+    rank, results = dist.get_rank(), {}
+    for name, call in calls.items():
+        tensor = torch.tensor([1, 2, 3], device=device) * 10**rank
+        names = {"dist": dist, "tensor": tensor, "part": tensor[:1].clone()}
+        names |= {"parts": list(tensor.clone().split(1)), "received": torch.zeros_like(tensor)}
+        needs_no_list = name in ("scatter", "gather") and rank > 0
+        eval(call, names | {"parts": None} if needs_no_list else names)
+        names["parts"] = torch.cat(names["parts"])
+        left = ("tensor", "part", "parts", "received")
+        results[name] = {variable: names[variable].tolist() for variable in left}
+    return results
+
+
+@pytest.fixture(scope="module")
+def left_by_the_calls(together):
+    """Return, for each rank, the variables that the calls in the page's table leave."""
+    rows = [row for row in table_rows(PAGE, cells=4) if row[1].startswith("`dist.")]
+    return together(run_the_calls, 3, calls={row[0].strip("*"): row[1].strip("`") for row in rows})
+
+
+def test_the_calls_on_the_page_have_the_results_of_the_picture(left_by_the_calls):
+    sums = [111, 222, 333]
+    expected = {  # the variable with the result, and its numbers on each rank
+        "broadcast": ("tensor", [[1, 2, 3]] * 3),
+        "scatter": ("part", [[1], [2], [3]]),
+        "gather": ("parts", [[1, 10, 100]]),
+        "all-gather": ("parts", [[1, 10, 100]] * 3),
+        "reduce": ("tensor", [sums]),
+        "reduce-scatter": ("part", [[number] for number in sums]),
+        "all-reduce": ("tensor", [sums] * 3),
+        "all-to-all": ("received", [[1, 10, 100], [2, 20, 200], [3, 30, 300]]),
+    }
+    assert len(left_by_the_calls) == 3 and list(left_by_the_calls[0]) == list(expected)
+    for name, (variable, by_rank) in expected.items():
+        results = [results[name][variable] for results in left_by_the_calls]
+        assert results[: len(by_rank)] == by_rank, name
+
+
+def test_the_reduce_of_gloo_leaves_partial_sums_on_other_ranks(left_by_the_calls):
+    left = [results["reduce"]["tensor"] for results in left_by_the_calls]
+    assert left == [[111, 222, 333], [110, 220, 333], [100, 200, 303]]
+    numbers = " ".join(map(str, left[1]))
+    text = " ".join((TUTORIALS / PAGE).read_text().split())
+    assert f"`gloo` left {numbers} on rank 1" in text
 
 
 def test_the_answer_on_latency_and_bandwidth_follows_from_the_model():
