@@ -44,7 +44,10 @@ def main() -> None:
     on_cpu = nn.DataParallel(net, device_ids=[0, 1, 2, 3])
     print(f"device_ids on a CPU: {on_cpu.device_ids}\n")
     replicated = DataParallel(net, REPLICAS, record)
-    for name, wrapped in (("`nn.DataParallel`", on_cpu), ("reimplementation", replicated)):
+    for name, wrapped in (
+        ("`nn.DataParallel` on a CPU: only calls the module", on_cpu),
+        ("reimplementation", replicated),
+    ):
         CALLS.clear()
         for _ in range(STEPS):
             loss = mse_loss(wrapped(inputs), labels) + wrapped.module.kernel_distance()

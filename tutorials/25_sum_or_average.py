@@ -1,4 +1,4 @@
-"""Compare the sum of the replicas' gradients with their average, for two kinds of loss.
+"""Compare the sum of the replicas' gradients with their average, for three kinds of loss.
 
 python tutorials/25_sum_or_average.py
 """
@@ -17,14 +17,16 @@ def main() -> None:
     torch.manual_seed(0)
     net, rows = nn.Linear(6, 3), []
     inputs, labels = torch.randn(12, 6), torch.randn(12, 3)
-    for reduction in ("mean", "sum"):
+    for reduction, factor in (("mean", 1), ("sum", 1), ("sum", REPLICAS)):
         expected = gradient(net, inputs, labels, reduction)
-        summed = gradient(DataParallel(net, REPLICAS), inputs, labels, reduction)
+        summed = factor * gradient(DataParallel(net, REPLICAS), inputs, labels, reduction)
         # Imitate the ranks of DDP: compute a separate loss and gradient for each part of the batch.
         parts = zip(inputs.chunk(REPLICAS), labels.chunk(REPLICAS), strict=True)
-        averaged = torch.stack([gradient(net, *part, reduction) for part in parts]).mean(dim=0)
+        gradients = [factor * gradient(net, *part, reduction) for part in parts]
+        averaged = torch.stack(gradients).mean(dim=0)
         ratios = [f"{ratio(result, expected):.2f} times" for result in (summed, averaged)]
-        rows.append([f"the {reduction} over the samples", *ratios])
+        times = f"{factor} × " if factor > 1 else ""
+        rows.append([f"{times}the {reduction} over the samples", *ratios])
     print("Each element of the gradient, relative to the gradient of the whole batch:\n")
     print(table(["the loss is", "summed, like DataParallel", "averaged, like DDP"], rows))
 

@@ -124,7 +124,6 @@ MISTAKES = [  # (program, its arguments, start of the error message, environment
     ("data_parallel", "bias --replicas -1", "--replicas must be at least 1, got -1", {}),
     ("data_parallel", "--batch-size 0", "--batch-size must be at least 1, got 0", {}),
     ("data_parallel", "bias --batch-size 7", "--batch-size is for step only, not for bias", {}),
-    ("data_parallel", "parts --batch-size 9", "--batch-size is for step only, not for parts", {}),
     ("data_parallel", "other", "argument table: invalid choice: 'other'", {}),
     ("ddp", "x", "unrecognized arguments: x", {}),
     ("ddp.timeline", "x", "unrecognized arguments: x", {}),

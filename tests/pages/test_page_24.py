@@ -1,6 +1,8 @@
 """Page 24: the phases of DataParallel, and the exercise on scatter and gather."""
 
 import inspect
+import shlex
+import subprocess
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from accel_demo.anatomy.data_parallel.phases import data_parallel
 from accel_demo.anatomy.data_parallel.scatter_gather import chunk_sizes
 from tests.conftest import GPUS, VISIBLE_GPUS
 from tests.exercises.wrong_answers import edited
-from tests.pages.pages import TUTORIALS, load_grader, mistake_in
+from tests.pages.pages import TUTORIALS, load_grader, mistake_in, rows_below
 
 ANSWER = TUTORIALS / "exercises" / "answers" / "24_scatter_and_gather.py"
 FINE = "below 1e-6"
@@ -59,6 +61,58 @@ def test_every_forward_copies_the_module_and_other_code_runs_in_the_main_thread(
 
 def test_data_parallel_replicates_in_every_forward():
     assert "= self.replicate(" in inspect.getsource(nn.DataParallel.forward)
+
+
+def test_one_device_only_calls_the_module():
+    one = "if len(self.device_ids) == 1:\n                return self.module("
+    assert one in inspect.getsource(nn.DataParallel.forward)
+
+
+def test_replicas_keep_no_attribute_and_only_the_buffers_of_the_first_part():
+    rows = tables()["after a step with 12 samples"][1:]
+    assert [row[1:] for row in rows[:3]] == [["1", "0"], ["12", "3"], ["5.50", "1.00"]]
+    inputs = torch.arange(12.0)
+
+    def gradient(parts):
+        """Return the gradient of the weight, 1, of BatchNorm, for a mean over all samples."""
+        total = 0.0
+        for part in inputs.chunk(parts):
+            normalized = (part - part.mean()) / (part.var(correction=0) + 1e-5).sqrt()
+            total += (2 * normalized * (normalized - part / 12)).sum().item()
+        return f"{total / 12:.2f}"
+
+    assert rows[3][1:] == [gradient(1), gradient(4)] and gradient(1) != gradient(4)
+
+
+OLD_SCRIPT = """\
+class Net(nn.Module):
+    def forward(self, inputs):
+        self.calls += 1
+        self.last = inputs
+        return self.layer(inputs)
+
+model = nn.DataParallel(Net())
+loss = model(inputs).mean()
+distance = model.kernel_distance()
+torch.save(model.state_dict(), "model.pt")
+"""
+
+
+def test_the_commands_find_the_mistakes_of_an_old_script(tmp_path):
+    for name in ("model.py", "train.py"):
+        (tmp_path / name).write_text(OLD_SCRIPT)
+    found = [
+        subprocess.run(
+            shlex.split(row[0].strip("`")), cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+        for row in rows_below(TUTORIALS / "24_data_parallel.md", "command")
+    ]
+    assert [[line.split(":")[0] for line in text.splitlines()] for text in found] == [
+        ["3", "4"],
+        ["8"],
+        ["10"],
+        ["9", "10"],
+    ]
 
 
 @pytest.mark.gpu

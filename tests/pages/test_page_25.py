@@ -1,13 +1,20 @@
 """Page 25: the numbers that compare DataParallel with DDP, and the program that plans a run."""
 
 import inspect
+import itertools
+import re
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel, comm
 from torch.nn.parallel.replicate import _broadcast_coalesced_reshape
+from torch.profiler import ProfilerActivity, profile
 
+from accel_demo.anatomy import memory
+from accel_demo.lab.audit.command import run_checks
+from tests.exercises.wrong_answers import edited
+from tests.observer.test_checks import observe
 from tests.pages.pages import (
     TUTORIALS,
     load_module,
@@ -64,9 +71,26 @@ def test_the_text_quotes_the_bytes_that_are_received():
     assert all(map(quoted, (forward[1], forward[3], weights)))
 
 
-def test_summed_and_averaged_gradients_agree_only_if_the_loss_is_a_mean():
-    mean, total = rows_below(PAGE, "the loss is")
+def test_averaged_gradients_are_right_for_a_mean_or_for_a_sum_times_the_number_of_processes():
+    mean, total, multiplied = rows_below(PAGE, "the loss is")
     assert mean[1:] == ["1.00 times", "1.00 times"] and total[1:] == ["1.00 times", "0.25 times"]
+    assert multiplied == ["4 × the sum over the samples", "4.00 times", "1.00 times"]
+
+
+def test_adamw_with_foreach_briefly_takes_the_bytes_of_all_parameters():
+    model = memory.make_contiguous_model("small_cnn", torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    images, labels = memory.batch(torch.device("cpu"))
+    for _ in range(2):  # the first step creates the averages
+        nn.functional.cross_entropy(model(images), labels).backward()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            optimizer.step()
+    events = sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    allocated = itertools.accumulate(e.nbytes() for e in events if e.name() == "[memory]")
+    weights = memory.bytes_of(model.parameters())
+    assert weights <= max(allocated) < 1.01 * weights
+    quote = "~ sizeof(params) more peak memory"
+    assert f'"{quote}"' in TEXT and quote in (torch.optim.AdamW.__doc__ or "")
 
 
 def test_wrapping_without_a_process_group_raises_the_error_on_the_page():
@@ -139,10 +163,10 @@ def test_wrong_numbers_are_refused_in_one_line(start, options, said):
 @pytest.mark.parametrize(
     ("options", "ending"),
     [
+        ("256 0 2", "over several GPUs (page 42)"),
         ("100 64 3", "33 |             1 |           99 |     -1 |"),
         ("100 64 2", "50 |             1 |          100 |      0 |"),
         ("3 64 8", "A batch this small leaves 5 GPUs without a sample."),
-        ("256 0 2", "over several GPUs (page 42)"),
     ],
 )
 def test_the_program_prints_the_plans(start, options, ending):
@@ -151,6 +175,15 @@ def test_the_program_prints_the_plans(start, options, ending):
     result = start(["python", "tutorials/25_decide.py", *flags])
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.rstrip().endswith(ending)
+
+
+def test_if_no_sample_fits_the_page_and_the_program_advise_the_same_in_the_same_order():
+    (advice,) = re.findall(r"1\. \*\*Not even one sample fits\.\*\*(.*?) 2\. ", TEXT)
+    on_page = "activations in backward", "16 bits", "split the model"
+    printed = "activations in backward", "bf16", "FSDP, which shards weights"
+    for text, methods in ((advice, on_page), (DECIDE.TOO_LARGE, printed)):
+        places = [text.index(method) for method in methods]
+        assert places == sorted(places)
 
 
 def test_the_first_plan_has_the_gradient_of_the_whole_batch():
@@ -176,6 +209,8 @@ def test_data_parallel_copies_all_weights_in_one_operation_and_sums_gradients_in
     assert "nccl.reduce(inputs, output=result" in with_nccl
     assert "result = inputs[root_index] + nonroot[0]" in without
     assert "flat_result = reduce_add(" in inspect.getsource(comm.reduce_add_coalesced)
+    default = inspect.signature(comm.reduce_add_coalesced).parameters["buffer_size"].default
+    assert default == 10 * 2**20 and "copies of up to 10 MB" in TEXT
 
 
 def test_both_wrappers_are_printed_with_the_model_and_hide_its_attributes():
@@ -234,3 +269,62 @@ def recorded_rows(output: str, title: str) -> list[list[str]]:
     """Return the rows of the table with this title, without headings."""
     table = output[output.index(title) :].split("\n\n")[1]
     return [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()[2:]]
+
+
+CONVERTED = """\
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(128, 8), torch.randint(2, (128,)))
+dist.init_process_group("gloo")
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 2), nn.Dropout(0.1)))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, 16, sampler=sampler)
+optimizer = torch.optim.AdamW(model.parameters())
+for epoch in range(2):
+    for inputs, labels in loader:
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save(model.state_dict(), "model.pt")
+dist.destroy_process_group()
+"""
+
+
+def forgotten(findings: list[str]) -> set[str]:
+    """Return what is missing according to the page's table, and check that nothing else is."""
+    missing = set()
+    for text in findings:
+        rows = [
+            row
+            for row in rows_below(PAGE, "finding")
+            if all(part in text for part in re.split(" ?… ?", row[0].strip("`")))
+        ]
+        assert len(rows) == 1, text
+        missing.add(rows[0][1])
+    return missing
+
+
+def test_the_audit_names_what_was_forgotten_in_the_change(tmp_path):
+    saving = {"saving on rank 0 only", "`model.module.state_dict()`"}
+    without_sampler = edited(CONVERTED, "16, sampler=sampler", "16, shuffle=True")
+    old = edited(CONVERTED, 'dist.init_process_group("gloo")\n', "")
+    old = edited(old, "dist.destroy_process_group()\n", "")
+    old = edited(old, "= DistributedDataParallel(nn", "= nn.DataParallel(nn")
+    old = edited(
+        edited(old, "sampler = DistributedSampler(data)\n", ""), "sampler=sampler", "shuffle=True"
+    )
+    cases = {
+        CONVERTED: {"`set_epoch`", "a seed for each rank"} | saving,
+        without_sampler: {"the sampler"} | saving,
+        old: {"`init_process_group` and DDP"},
+    }
+    for number, (script, missing) in enumerate(cases.items()):
+        (tmp_path / str(number)).mkdir()
+        findings, _ = run_checks(observe(script, tmp_path / str(number)))
+        assert forgotten([finding.sentence for finding in findings]) == missing
+    assert set().union(*cases.values()) == {row[1] for row in rows_below(PAGE, "finding")}

@@ -2,8 +2,7 @@
 
 The phases are rebuilt by hand, so that several replicas can also run on one CPU. `step` prints what
 each replica does in a step. `bias` shows how the gradient of 30 samples depends on whether the loss
-is computed inside or outside forward. `parts` compares wrapping the whole VGG model with wrapping
-each of its two parts separately.
+is computed inside or outside forward.
 
 python -m accel_demo.anatomy.data_parallel
 python -m accel_demo.anatomy.data_parallel bias --replicas 8 --plot bias.svg

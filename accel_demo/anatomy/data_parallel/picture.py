@@ -1,6 +1,4 @@
-"""Draw a picture for each table in tables.py: step, bias and parts."""
-
-import math
+"""Draw a picture for each table in tables.py: step and bias."""
 
 from accel_demo import show
 from accel_demo.anatomy.data_parallel.scatter_gather import (
@@ -86,7 +84,7 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
     """Draw the weight of each sample in a plain mean of the parts' means, and the gradient errors.
 
     `sizes` are the numbers of samples in each part. For each way to compute the loss, `errors`
-    lists the errors of the gradient with 1, 2, … replicas.
+    lists the relative errors of the gradient with 1, 2, … replicas.
     """
     figure = show.new_figure(6.2, 7)
     upper, lower = figure.subplots(2, 1)
@@ -124,36 +122,8 @@ def draw_bias(weights: list[float], sizes: list[int], errors: dict[str, list[flo
     lower.set(yscale="log", ylim=(3e-10, 1e2), xlabel="replicas", xticks=list(replicas))
     lower.set_yticks([1e-9, 1e-6, 1e-3], ["1e-9 or less", "rounding: 1e-6", "1e-3"])
     lower.minorticks_off()
-    lower.set_ylabel("largest error")
+    lower.set_ylabel("largest error, relative")
     lower.set_title(f"gradient of {len(weights)} samples")
     below = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.18), "ncols": 3, "fontsize": 9.5}
     lower.legend(frameon=False, title="loss computed", columnspacing=1, handletextpad=0.3, **below)
-    return figure
-
-
-def draw_parts(moved: dict[str, dict[str, int]]):
-    """Draw how many bytes one forward sends from or to the first device in each phase.
-
-    The bytes are points and not bars, because the length of a bar on a logarithmic axis means
-    nothing.
-    """
-    figure = show.new_figure(8, 3.2)
-    axes = figure.subplots()
-    phases = list(next(iter(moved.values())))
-    for index, (name, sizes) in enumerate(moved.items()):
-        places = [place + 0.36 * index for place in range(len(phases))]
-        color, marker = ((BLUE, "o"), (ORANGE, "s"))[index]
-        axes.plot(list(sizes.values()), places, marker, color=color, markersize=8, label=name)
-        for size, place in zip(sizes.values(), places, strict=True):
-            # With one replica, nothing moves, and a logarithmic axis has no place for 0.
-            axes.annotate(f"{size:,}", (max(size, 10), place), (8, -4), textcoords="offset points")
-    axes.set_yticks([place + 0.18 for place in range(len(phases))], phases)
-    axes.set_ylim(len(phases) - 0.4, -0.4)
-    most = max(100, *(max(sizes.values()) for sizes in moved.values()))
-    axes.set_xlim(10, 10 ** (math.log10(most) * 1.25))
-    axes.set_xscale("log")
-    axes.set_xlabel("bytes in one forward (logarithmic)")
-    axes.grid(axis="x", color="0.9")
-    axes.legend(title="wrapped", loc="lower right", frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -1,4 +1,4 @@
-"""Print the tables of `python -m accel_demo.anatomy.data_parallel`: step, bias and parts.
+"""Print the tables of `python -m accel_demo.anatomy.data_parallel`: step and bias.
 
 Each `show_…` function prints one table and returns a function that draws its picture.
 """
@@ -23,19 +23,18 @@ from accel_demo.anatomy.data_parallel.scatter_gather import (
     mean_over_samples,
 )
 from accel_demo.errors import UserError
-from accel_demo.models import VGG11
 from accel_demo.options import Parser
 
 SAMPLES = 30  # samples in the table `bias`; 8 replicas cannot split them equally
-DEFAULT_REPLICAS = {"step": 4, "bias": 8, "parts": 2}
+DEFAULT_REPLICAS = {"step": 4, "bias": 8}
 
 
 def main(description: str | None) -> None:
-    """Print one of the three tables. With `--plot`, also draw its picture."""
+    """Print one of the two tables. With `--plot`, also draw its picture."""
     parser = Parser(description, plot=True)
     help = "which table to print (default: step)"
     parser.add_argument("table", nargs="?", default="step", choices=[*DEFAULT_REPLICAS], help=help)
-    help = "number of replicas (default: 4 for step, 8 for bias, 2 for parts)"
+    help = "number of replicas (default: 4 for step, 8 for bias)"
     parser.add_argument("--replicas", type=int, metavar="N", help=help)
     help = "batch size, for step only (default: 10)"
     parser.add_argument("--batch-size", type=int, metavar="N", help=help)
@@ -47,10 +46,8 @@ def main(description: str | None) -> None:
     for flag, number in (("--replicas", replicas), ("--batch-size", batch_size)):
         if number < 1:
             raise UserError(f"{flag} must be at least 1, got {number}")
-    if options.table == "step":
-        draw = show_step(replicas, batch_size)
-    else:
-        draw = show_bias(replicas) if options.table == "bias" else show_parts(replicas)
+    is_step = options.table == "step"
+    draw = show_step(replicas, batch_size) if is_step else show_bias(replicas)
     if options.plot:
         show.save(draw(), options.plot)
 
@@ -133,21 +130,25 @@ def show_bias(most_replicas: int):
             errors[name].append(gradient_error(loss, replicas))
         chunks = ", ".join(map(str, chunk_sizes(SAMPLES, replicas)))
         rows.append([replicas, chunks, *(error_in_digits(errors[name][-1]) for name in LOSSES)])
-    print(f"Error of the gradient of {SAMPLES} samples, by where the loss is computed:\n")
+    print(f"Relative error of the gradient of {SAMPLES} samples, by where the loss is computed:\n")
     print(show.table(["replicas", "samples of each", *LOSSES], rows))
     weights, sizes = sample_weights(most_replicas), chunk_sizes(SAMPLES, most_replicas)
     return partial(picture.draw_bias, weights, sizes, errors)
 
 
 def gradient_error(loss, replicas: int) -> float:
-    """Return the largest difference from the gradient that is computed without replicas."""
+    """Return the largest difference from the gradient that is computed without replicas.
+
+    It is relative to the largest element of that gradient.
+    """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     batch = {"inputs": torch.randn(SAMPLES, 6), "labels": torch.randn(SAMPLES, 3)}
     parameters = list(net.parameters())
     expected = torch.autograd.grad(LossInside(net)(batch), parameters)
     gradients = torch.autograd.grad(loss(net, batch, replicas), parameters)
-    return largest_difference(gradients, expected)
+    largest = max(gradient.abs().max().item() for gradient in expected)
+    return largest_difference(gradients, expected) / largest
 
 
 def largest_difference(tensors: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
@@ -172,39 +173,3 @@ def sample_weights(replicas: int) -> list[float]:
     values = torch.zeros(SAMPLES, requires_grad=True)
     data_parallel(Mean(), values, replicas).mean().backward()
     return cast(torch.Tensor, values.grad).tolist()
-
-
-def whole(net: VGG11, images: torch.Tensor, replicas: int, record: list | None = None):
-    """Call VGG as one module, so that the whole model is replicated once."""
-    return data_parallel(net, images, replicas, record=record)
-
-
-def in_parts(net: VGG11, images: torch.Tensor, replicas: int, record: list | None = None):
-    """Call the two parts of VGG one after the other, so that each part is replicated separately."""
-    features = data_parallel(net.features, images, replicas, record=record)
-    return data_parallel(net.classifier, features, replicas, record=record)
-
-
-def show_parts(replicas: int):
-    """Compare what one forward copies and sends if VGG is wrapped as a whole or in two parts."""
-    torch.manual_seed(0)
-    net, images = VGG11(channels=3, dropout=0.0), torch.randn(8, 3, 32, 32)
-    net, images = net.double(), images.double()  # keeps rounding errors far below real errors
-    expected = torch.autograd.grad(net(images).logsumexp(1).mean(), list(net.parameters()))
-    rows, moved = [], {}
-    for name, forward in {"the whole net": whole, "features, then classifier": in_parts}.items():
-        record: list[Event] = []
-        loss = forward(net, images, replicas, record).logsumexp(1).mean()
-        gradients = torch.autograd.grad(loss, list(net.parameters()))
-        error = largest_difference(gradients, expected)
-        moved[name] = {  # half the float64 bytes: what float32 would need
-            phase: sum(event.size for event in record if event.phase == phase) // 2
-            for phase in ("replicate", "scatter", "gather")
-        }
-        on_replica_0 = [event.phase for event in record if event.replica == 0]
-        calls = [on_replica_0.count(phase) for phase in ("replicate", "gather")]
-        threads = sum(event.phase == "parallel_apply" for event in record)
-        rows.append([name, *calls, threads, *moved[name].values(), error_in_digits(error)])
-    head = ["wrapped", "replications", "gathers", "threads", "bytes replicated", "scattered"]
-    print(show.table([*head, "gathered", "error of the gradient"], rows))
-    return partial(picture.draw_parts, moved)
