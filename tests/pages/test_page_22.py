@@ -235,13 +235,13 @@ def test_the_page_shows_that_only_ddp_with_buffers_hangs_if_one_rank_evaluates()
 
 
 def test_the_page_shows_what_happens_to_a_parameter_that_no_rank_or_one_rank_uses():
-    assert [
-        row[:4] for row in rows_below(REPOSITORY / "tutorials" / PAGE, "`extra` is used on")
-    ] == [
+    rows = rows_below(REPOSITORY / "tutorials" / PAGE, "`extra` is used on")
+    assert [row[:4] for row in rows] == [
         ["no rank", "`False`", "none", "different"],
         ["no rank", "`True`", "none", "equal"],
         ["rank 0", "`True`", "2", "equal"],
     ]
+    assert [row[-1] for row in rows[1:]] == ["completes"] * 2
 
 
 def weights_after_loading() -> list[float]:
