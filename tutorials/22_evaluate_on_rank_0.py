@@ -34,7 +34,7 @@ def main(device: torch.device) -> None:
         cells = [layer.__name__, " and ".join(map(str, ranks)), call, "yes" if barrier else "no"]
         rows.append([*cells, result])
     if dist.get_rank() == 0:
-        head = ["last layer", "evaluates on rank", "evaluates with", "barrier", "result"]
+        head = ["last layer", "evaluates on rank", "evaluates with", "`dist.barrier()`", "result"]
         print(table(head, rows))
 
 
