@@ -28,7 +28,7 @@ PROCESSES, LAYERS, WIDTH, BATCH_SIZE = 2, 8, 384, 768
 LIMITS = 1000, 1  # in MiB, for one bucket and for several
 LINK = 1e9 / 8  # bytes per second; each of two ranks sends as many bytes as the bucket has
 NUMBERED = 0, 20, 40, 60, 80  # ms on the time axis of the picture
-WARM_UP, MEASURED = 4, 9  # steps; DDP rebuilds its buckets after the first one
+WARM_UP, MEASURED = 4, 15  # steps; DDP rebuilds its buckets after the first one
 
 
 @dataclass
