@@ -15,43 +15,52 @@ from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
 TIME_LIMIT = 3  # seconds that a collective waits; by default, gloo waits for 30 minutes
-CASES = [  # (last layer, ranks that evaluate, unwrap the model)
-    (nn.Identity, [0], False),
-    (nn.BatchNorm1d, [0], False),
-    (nn.BatchNorm1d, [0], True),
-    (nn.BatchNorm1d, [0, 1], False),
+CASES = [  # (last layer, ranks that evaluate, unwrap the model, barrier after each epoch)
+    (nn.Identity, [0], False, True),
+    (nn.BatchNorm1d, [0], False, True),
+    (nn.BatchNorm1d, [0], False, False),
+    (nn.BatchNorm1d, [0], True, True),
+    (nn.BatchNorm1d, [0, 1], False, True),
 ]
 
 
 def main(device: torch.device) -> None:
     rows = []
-    for layer, ranks, unwrap in CASES:
+    for layer, ranks, unwrap, barrier in CASES:
         call = "`ddp.module(inputs)`" if unwrap else "`ddp(inputs)`"
         network = nn.Sequential(nn.Linear(4, 4), layer(4)).to(device)
-        result = train_and_evaluate(network, ranks, unwrap, torch.randn(8, 4, device=device))
-        rows.append([layer.__name__, " and ".join(map(str, ranks)), call, result])
+        inputs = torch.randn(8, 4, device=device)
+        result = train_and_evaluate(network, ranks, unwrap, barrier, inputs)
+        cells = [layer.__name__, " and ".join(map(str, ranks)), call, "yes" if barrier else "no"]
+        rows.append([*cells, result])
     if dist.get_rank() == 0:
-        print(table(["last layer", "evaluates on rank", "evaluates with", "result"], rows))
+        head = ["last layer", "evaluates on rank", "evaluates with", "`dist.barrier()`", "result"]
+        print(table(head, rows))
 
 
-def train_and_evaluate(network, ranks: list[int], unwrap: bool, inputs: torch.Tensor) -> str:
-    """Train for three epochs, evaluating after each. Return how it ended on this rank."""
+def train_and_evaluate(
+    network, ranks: list[int], unwrap: bool, barrier: bool, inputs: torch.Tensor
+) -> str:
+    """Train for three epochs of two steps, evaluating after each. Return how it ended here."""
+    dist.barrier()  # wait for a rank on which the case before ended with an error
     group = dist.new_group(timeout=timedelta(seconds=TIME_LIMIT))
     ddp = DistributedDataParallel(network, process_group=group)
-    for _ in range(3):
+    for epoch in (1, 2, 3):
         started = time.monotonic()
         try:
             ddp.train()
-            ddp(inputs).sum().backward()
+            for _ in range(2):
+                ddp(inputs).sum().backward()
             if dist.get_rank() in ranks:
                 ddp.eval()
                 with torch.no_grad():
                     ddp.module(inputs) if unwrap else ddp(inputs)
-            dist.barrier(group)
+            if barrier:
+                dist.barrier(group)
         except RuntimeError:
             if time.monotonic() - started < 0.9 * TIME_LIMIT:
                 raise
-            return f"error after {TIME_LIMIT} s, the time limit"
+            return f"error in epoch {epoch} of 3, after {TIME_LIMIT} s"
     return "completes three epochs"
 
 

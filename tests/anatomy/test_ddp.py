@@ -5,7 +5,7 @@ import tempfile
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_demo.anatomy.ddp import comparison
+from accel_demo.anatomy.ddp import comparison, timeline
 from accel_demo.anatomy.ddp.buckets import assign_buckets, make_bucket
 from accel_demo.anatomy.ddp.by_hand import HandmadeDDP
 from accel_demo.anatomy.ddp.flight_recorder import recorded
@@ -444,6 +444,24 @@ def test_buckets_that_are_sent_during_backward_make_it_end_earlier_on_a_slow_lin
     rows = [["1000", "1", "0", "later"], ["1", "4", "3", "earlier"]]
     assert table_rows(result.stdout)[1:] == rows
     assert picture.read_text().count("<!-- 1.13 MiB -->") == 4
+
+
+def times_of_all_reduces() -> list[timeline.Backward]:
+    """Return the times of four steps with four buckets."""
+    model = timeline.TimedDDP(torch.device("cpu"), 1)
+    return [model.run(torch.randn(16, timeline.WIDTH)) for _ in range(4)][1:]
+
+
+def test_the_link_of_the_timeline_carries_one_bucket_after_another(together):
+    for backwards in together(times_of_all_reduces, 2):
+        for backward in backwards:
+            assert len(backward.called) == 4
+            sent = sorted(zip(backward.started, backward.received, strict=True))
+            for (_, end), (start, _) in pairwise(sent):
+                assert start >= end
+            for called, start in zip(backward.called, backward.started, strict=True):
+                assert start >= called
+            assert backward.returned >= max(backward.received)
 
 
 def test_two_nodes_on_one_machine_are_one_group():

@@ -2,12 +2,14 @@
 
 import ast
 import re
+import warnings
 from datetime import timedelta
 from inspect import signature
 
 import pytest
 import torch
 import torch.distributed as dist
+from accelerate import DistributedDataParallelKwargs
 from torch import nn
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
@@ -127,6 +129,35 @@ def broadcasts_of_forwards() -> dict[str, list[int]]:
     return counts
 
 
+def test_accelerate_only_has_the_older_option_for_buffers():
+    options = signature(DistributedDataParallelKwargs).parameters
+    assert "broadcast_buffers" in options and "forward_sync_buffers" not in options
+
+
+def wrap_without_buffers() -> dict[str, tuple[list[str], bool]]:
+    """Return each option's broadcasts while wrapping, and whether PyTorch warns about it."""
+    results = {}
+    for option in ("forward_sync_buffers", "broadcast_buffers"):
+        with recorded() as calls, warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            DistributedDataParallel(nn.BatchNorm1d(3), **{option: False})
+        deprecated = any("is deprecated" in str(warning.message) for warning in warned)
+        results[option] = [call.size for call in calls if call.name == "broadcast"], deprecated
+    return results
+
+
+@pytest.mark.skipif(
+    "forward_sync_buffers" not in signature(DistributedDataParallel).parameters,
+    reason="PyTorch is older than 2.13",
+)
+def test_the_older_option_also_skips_the_buffers_while_wrapping(together):
+    for results in together(wrap_without_buffers, 2):
+        (new, new_warns), (old, old_warns) = results.values()
+        assert new[1:] == [24 + 24, 8]  # weight, bias, mean and variance, then the count
+        assert old[1:] == [24]
+        assert (new_warns, old_warns) == (False, True)
+
+
 def test_without_forward_sync_buffers_no_forward_broadcasts(together):
     for counts in together(broadcasts_of_forwards, 2):
         assert counts == {"default": [2, 2, 2], "off": [0, 0, 0]}
@@ -195,10 +226,38 @@ def test_the_page_shows_that_only_ddp_with_buffers_hangs_if_one_rank_evaluates()
     rows = rows_below(REPOSITORY / "tutorials" / PAGE, "last layer")
     assert [row[-1] for row in rows] == [
         "completes three epochs",
-        "error after 3 s, the time limit",
+        "error in epoch 1 of 3, after 3 s",
+        "error in epoch 3 of 3, after 3 s",
         *["completes three epochs"] * 2,
     ]
-    assert rows[1][:3] == ["BatchNorm1d", "0", "`ddp(inputs)`"]
+    assert rows[1][:4] == ["BatchNorm1d", "0", "`ddp(inputs)`", "yes"]
+    assert rows[2][:4] == ["BatchNorm1d", "0", "`ddp(inputs)`", "no"]
+
+
+def test_the_page_shows_what_happens_to_a_parameter_that_no_rank_or_one_rank_uses():
+    rows = rows_below(REPOSITORY / "tutorials" / PAGE, "`extra` is used on")
+    assert [row[:4] for row in rows] == [
+        ["no rank", "`False`", "none", "different"],
+        ["no rank", "`True`", "none", "equal"],
+        ["rank 0", "`True`", "2", "equal"],
+    ]
+    assert [row[-1] for row in rows[1:]] == ["completes"] * 2
+
+
+def weights_after_loading() -> list[float]:
+    """Return the weights after the ranks load different ones into a wrapped model, and train it."""
+    ddp = DistributedDataParallel(nn.Linear(3, 1, bias=False))
+    ddp.module.load_state_dict({"weight": torch.full((1, 3), float(dist.get_rank()))})
+    ddp(torch.ones(1, 3)).sum().backward()
+    ddp(torch.ones(1, 3))
+    return ddp.module.weight.tolist()[0]
+
+
+def test_ddp_does_not_send_weights_that_are_loaded_after_wrapping(together):
+    assert together(weights_after_loading, 2) == [[0.0] * 3, [1.0] * 3]
+
+
+def test_gloo_waits_half_an_hour_by_default():
     assert default_pg_timeout == timedelta(minutes=30)
 
 
@@ -259,7 +318,6 @@ MISTAKES = """
 import sys
 import torch.distributed as dist
 from torch import nn, ones
-from torch.autograd import grad
 from torch.nn.parallel import DistributedDataParallel
 
 class Model(nn.Module):
@@ -277,7 +335,6 @@ for mistake in (
     lambda: ddp(ones(1, 3)),
     lambda: DistributedDataParallel(Model(), device_ids=[0]),
     lambda: DistributedDataParallel(Model(), device_ids=[0, 1]),
-    lambda: grad(ddp.module(ones(1, 3)).sum(), [*ddp.module.parameters()]),
 ):
     try:
         mistake()
@@ -290,16 +347,18 @@ dist.destroy_process_group()
 def test_the_page_quotes_the_errors_that_ddp_raises(start, tmp_path):
     script = tmp_path / "mistakes.py"
     script.write_text(MISTAKES)
-    result = start(["python", script, tmp_path / "store"])
+    result = start(["python", script, tmp_path / "store"], TORCH_DISTRIBUTED_DEBUG="INFO")
     assert result.returncode == 0, result.stderr
     lines = (REPOSITORY / "tutorials" / PAGE).read_text().splitlines()
     page = " ".join(" ".join(line for line in lines if not line.startswith("|")).split())
     quoted = re.findall(r"`(\w+Error: [^`]+)`", page)
-    assert len(quoted) == 3
-    for text in quoted:
+    assert len(quoted) == 2
+    [unused, *_] = rows_below(REPOSITORY / "tutorials" / PAGE, "`extra` is used on")
+    for text in (*quoted, unused[-1].strip("`")):
         assert text in result.stdout
     assert "indices which did not receive grad for rank 0: 2 3" in result.stdout
-    assert "not have been used in the graph" in result.stdout.splitlines()[-1]
+    names = "Parameters which did not receive grad for rank 0: unused.bias, unused.weight"
+    assert names in result.stdout
 
 
 BONUS = [  # (text in the model answer, replacement, part of the sentence about the bonus)
