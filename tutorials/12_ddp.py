@@ -134,6 +134,8 @@ def main(options):
                     writer.add_scalar("gradient norm", norm, progress["step"])
                 loss_of_step = 0.0
 
+        for buffer in model.buffers():  # running means: all ranks evaluate with rank 0's
+            dist.broadcast(buffer, 0)
         ids, logits, targets = evaluate(model.module, test_loader, device)
         score = auc(logits, targets)
         if writer:

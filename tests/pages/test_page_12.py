@@ -1,6 +1,7 @@
 """Page 12: the two conversions train, stop and resume like the plain script."""
 
 import csv
+import runpy
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,19 @@ def test_in_one_process_both_conversions_save_the_bits_of_the_plain_script(tmp_p
         assert are_equal(tmp_path / program.stem, tmp_path / PLAIN.stem)
 
 
+def assert_the_saved_model_has_the_saved_logits(program: Path, folder: Path) -> None:
+    """Fail if a rank has evaluated with running means of its own."""
+    names, (weights, logits) = runpy.run_path(str(program)), files_of(folder)
+    model = names["new_model"]().eval()
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        expected = {
+            each["id"]: model(each["image"][None]).item() for each in names["Shirts"]("test")
+        }
+    saved = {name: float(logit) for name, logit in logits.items()}
+    assert saved == pytest.approx(expected, abs=1e-4)
+
+
 @both_conversions
 def test_two_processes_evaluate_each_image_once_and_resume_to_the_same_bits(program, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -64,6 +78,7 @@ def test_two_processes_evaluate_each_image_once_and_resume_to_the_same_bits(prog
     result = train(copy, 2, 3, whole)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("on 500 test images") == 3 and len(files_of(whole)[1]) == 500
+    assert_the_saved_model_has_the_saved_logits(copy, whole)
     dies = f"        if epoch == 2:\n            import os; os.kill(os.getpid(), 9)\n{TRAINS}"
     result = train(changed(copy, tmp_path, {TRAINS: dies}), 2, 3, killed)
     assert result.stdout.count("on 500 test images") == 2
