@@ -1,6 +1,9 @@
 """Train with 12_plain.py, 12_accelerate.py and 12_ddp.py, and compare what they have saved.
 
 python tutorials/12_compare.py
+
+A fourth script is 12_plain.py with nothing but DDP's wrapper and its sampler added. Its processes
+write to folders of their own, so that the files of rank 0 can be compared.
 """
 
 import csv
@@ -19,12 +22,31 @@ from accel_demo.processes.launch import REPOSITORY, run_to_end
 
 SEEDS = range(5)
 CPU = "accelerate launch --config_file accelerate_configs"
-RUNS = [  # program, processes, and what starts it
-    ("12_accelerate.py", 1, f"{CPU}/cpu.yaml"),
-    ("12_ddp.py", 1, "torchrun --standalone --nproc-per-node 1"),
-    ("12_accelerate.py", 2, f"{CPU}/cpu_two_processes.yaml"),
-    ("12_ddp.py", 2, "torchrun --standalone --nproc-per-node 2"),
-]
+LAUNCHERS = {
+    ("12_accelerate.py", 1): f"{CPU}/cpu.yaml",
+    ("12_ddp.py", 1): "torchrun --standalone --nproc-per-node 1",
+    ("12_accelerate.py", 2): f"{CPU}/cpu_two_processes.yaml",
+    ("12_ddp.py", 2): "torchrun --standalone --nproc-per-node 2",
+    ("only wrapped", 2): "torchrun --standalone --nproc-per-node 2",
+}
+ONLY_WRAPPED = {
+    "    options.folder.mkdir": "    torch.distributed.init_process_group('gloo')\n"
+    "    assert torch.distributed.get_world_size() == 2\n"
+    "    options.folder /= str(torch.distributed.get_rank())\n"
+    "    options.folder.mkdir",
+    "model = new_model()": "model = torch.nn.parallel.DistributedDataParallel(new_model())",
+    "RandomSampler(train_set, generator=order)": "torch.utils.data.DistributedSampler(train_set)",
+    "order.manual_seed(seed)": "sampler.set_epoch(epoch)",
+}
+EXACT = {  # nothing that differs between the ranks, except rounding, which is small in float64
+    "nn.BatchNorm2d(8)": "nn.GroupNorm(1, 8)",
+    "nn.Dropout(0.2)": "nn.Dropout(0.0)",
+    "torch.where(is_mirrored, images.flip(-1), images)": "images",
+    '"image": image,': '"image": image.double(),',
+    "(label == 6).float()": "(label == 6).double()",
+    "def main(options):": "def main(options):\n    torch.set_default_dtype(torch.float64)",
+    "packaged_set(split)\n": "torch.utils.data.Subset(packaged_set(split), range(1920))\n",
+}
 _, LABELS = packaged_set("test")[:]
 auc = runpy.run_path(str(REPOSITORY / "tutorials/12_plain.py"))["auc"]
 
@@ -32,36 +54,74 @@ auc = runpy.run_path(str(REPOSITORY / "tutorials/12_plain.py"))["auc"]
 def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # so that every program adds in the same order
     with tempfile.TemporaryDirectory() as folder:
-        plain = [train("python", "12_plain.py", seed, Path(folder, f"{seed}")) for seed in SEEDS]
-        scores = [score for _, score in plain]
-        mean, spread = statistics.mean(scores), 3 * statistics.stdev(scores)
-        print(f"12_plain.py, seeds 0 to 4: AUC {min(scores):.4f} to {max(scores):.4f}")
-        print(f"mean ± 3 standard deviations: {mean - spread:.4f} to {mean + spread:.4f}\n")
-        rows = []
-        for number, (name, processes, launcher) in enumerate(RUNS):
-            weights, score = train(launcher, name, 0, Path(folder, f"run {number}"))
-            same = "equal bits" if torch.equal(weights, plain[0][0]) else "different"
-            inside = "inside" if abs(score - mean) < spread else "outside"
-            rows.append([f"`{name}`", processes, same, f"{score:.4f}", inside])
+        compare_metrics(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        compare_weights(Path(folder))
+
+
+def compare_metrics(folder: Path) -> None:
+    plain = [train("python", "12_plain.py", folder / f"{seed}", f"--seed {seed}") for seed in SEEDS]
+    scores = [score_of(folder / f"{seed}") for seed in SEEDS]
+    mean, spread = statistics.mean(scores), 3 * statistics.stdev(scores)
+    print(f"12_plain.py, seeds 0 to 4: AUC {min(scores):.4f} to {max(scores):.4f}")
+    print(f"mean ± 3 standard deviations: {mean - spread:.4f} to {mean + spread:.4f}\n")
+    rows = []
+    for (name, processes), launcher in LAUNCHERS.items():
+        own = folder / f"{name}-{processes}"
+        weights = train(launcher, name, own)
+        score = score_of(own)
+        same = "equal bits" if torch.equal(weights, plain[0]) else "different"
+        inside = "inside" if abs(score - mean) < spread else "outside"
+        rows.append([label(name), processes, same, f"{score:.4f}", inside])
     titles = ["program, seed 0", "processes", "weights, compared with plain", "AUC", "spread"]
     print(show.table(titles, rows))
 
 
-def train(launcher: str, name: str, seed: int, folder: Path) -> tuple[torch.Tensor, float]:
-    """Return the best weights in one vector, and their AUC, computed from the ids in best.csv."""
-    words = f"{launcher} tutorials/{name} --seed {seed} --folder '{folder}'"
-    run = run_to_end(words, time_limit=300)
+def compare_weights(folder: Path) -> None:
+    print("\nGroupNorm instead of BatchNorm, no dropout, no mirroring, 1,920 images, float64:\n")
+    flags = "--epochs 2"
+    plain = train("python", "12_plain.py", folder / "plain", flags, EXACT)
+    rows = []
+    for (name, processes), launcher in LAUNCHERS.items():
+        if processes == 2:
+            weights = train(launcher, name, folder / name, flags, EXACT)
+            difference = (weights - plain).abs().max().item()
+            shown = "below 1e-10" if difference < 1e-10 else f"{difference:.1g}"
+            rows.append([label(name), processes, shown])
+    print(show.table(["program", "processes", "largest difference of a weight"], rows))
+
+
+def label(name: str) -> str:
+    return f"`{name}`" if name.endswith(".py") else "`12_plain.py`, only wrapped"
+
+
+def train(launcher: str, name: str, folder: Path, flags: str = "", changes=None) -> torch.Tensor:
+    """Train with a changed copy of a script, and return the best weights in one vector."""
+    is_wrapped = name == "only wrapped"
+    text = (REPOSITORY / "tutorials" / ("12_plain.py" if is_wrapped else name)).read_text()
+    for old, new in [*(changes or {}).items(), *(ONLY_WRAPPED.items() if is_wrapped else ())]:
+        if old not in text:
+            raise RuntimeError(f"{name} does not contain {old!r}")
+        text = text.replace(old, new)
+    folder.mkdir()
+    script = folder / "script.py"
+    script.write_text(text)
+    command = f"{launcher} '{script}' {flags} --folder '{folder}'"
+    run = run_to_end(command, time_limit=300)
     if run.returncode:
-        raise RuntimeError(f"{words} failed:\n{run.stderr}")
-    state = torch.load(folder / "best.pt")
-    with open(folder / "best.csv", newline="") as file:
+        raise RuntimeError(f"{command} failed:\n{run.stderr}")
+    state = torch.load(next(folder.glob("**/best.pt")))
+    return torch.cat([each.flatten().double() for each in state.values()])
+
+
+def score_of(folder: Path) -> float:
+    """Return the AUC, computed from the IDs and logits in best.csv."""
+    with open(next(folder.glob("**/best.csv")), newline="") as file:
         logits = {int(id.removeprefix("test-")): float(logit) for id, logit in csv.reader(file)}
     if sorted(logits) != list(range(len(LABELS))):
-        raise RuntimeError(f"{words}: best.csv does not have each test image once")
+        raise RuntimeError(f"{folder}: best.csv does not have each test image once")
     ordered = torch.tensor([logits[index] for index in range(len(LABELS))])
-    return torch.cat([each.flatten().float() for each in state.values()]), auc(
-        ordered, (LABELS == 6).float()
-    )
+    return auc(ordered, (LABELS == 6).float())
 
 
 if __name__ == "__main__":

@@ -128,12 +128,14 @@ dist.destroy_process_group()
 """
 
 
-def test_the_comparison_on_the_page_has_equal_bits_in_one_process_and_scores_inside_the_spread():
-    rows = rows_below(TUTORIALS / "12_your_own_script.md", "program, seed 0")
+def test_the_comparison_finds_the_wrong_script_by_its_weights_but_not_by_its_score():
+    page = TUTORIALS / "12_your_own_script.md"
+    rows = rows_below(page, "program, seed 0")
+    same = ["equal bits", "equal bits", "different", "different", "different"]
     assert [row[1:3] for row in rows] == [
-        ["1", "equal bits"],
-        ["1", "equal bits"],
-        ["2", "different"],
-        ["2", "different"],
+        [processes, bits] for processes, bits in zip("11222", same, strict=True)
     ]
     assert all(row[4] == "inside" for row in rows)
+    *right, (name, _, difference) = rows_below(page, "program")
+    assert [row[2] for row in right] == ["below 1e-10"] * 2
+    assert "only wrapped" in name and float(difference) > 0.01

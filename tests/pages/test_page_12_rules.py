@@ -23,8 +23,8 @@ def language_model() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return nn.Linear(4, TOKENS), inputs, targets
 
 
-def token_loss(model, inputs, targets):
-    return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+def token_loss(model, inputs, targets, reduction="mean"):
+    return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
 def token_gradients() -> dict[str, float]:
@@ -37,12 +37,13 @@ def token_gradients() -> dict[str, float]:
     for name in ("plain", "factor"):
         model.zero_grad()
         wrapper = DistributedDataParallel(model)
-        loss = token_loss(wrapper, inputs[half], targets[half])
         if name == "factor":
             tokens = (targets[half] != -100).sum().float()
-            mean = tokens.clone()
-            dist.all_reduce(mean)
-            loss = loss * tokens / (mean / dist.get_world_size())
+            dist.all_reduce(tokens)
+            loss = token_loss(wrapper, inputs[half], targets[half], "sum")
+            loss = loss / (tokens / dist.get_world_size())
+        else:
+            loss = token_loss(wrapper, inputs[half], targets[half])
         loss.backward()
         distances[name] = ((model.weight.grad - right).norm() / right.norm()).item()
     return distances
