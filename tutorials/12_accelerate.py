@@ -85,7 +85,8 @@ def main(options):
     train_set, test_set, order = Shirts("train"), Shirts("test"), torch.Generator()
     sampler = RandomSampler(train_set, generator=order)
     processes = accelerator.num_processes
-    batch_size, workers = BATCH_SIZE // processes, options.workers // processes
+    assert BATCH_SIZE % processes == 0
+    batch_size, workers = BATCH_SIZE // processes, math.ceil(options.workers / processes)
     train_loader = DataLoader(train_set, batch_size, sampler=sampler, num_workers=workers)
     test_loader = DataLoader(test_set, batch_size=300, num_workers=workers)
     train_loader, test_loader = accelerator.prepare(train_loader, test_loader)

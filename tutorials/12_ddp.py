@@ -83,7 +83,8 @@ def main(options):
     torch.manual_seed(options.seed)
     train_set, test_set = Shirts("train"), Shirts("test")
     test_part = Subset(test_set, range(rank, len(test_set), world_size))  # no padding
-    batch_size, workers = BATCH_SIZE // world_size, options.workers // world_size
+    assert BATCH_SIZE % world_size == 0
+    batch_size, workers = BATCH_SIZE // world_size, math.ceil(options.workers / world_size)
     sampler = DistributedSampler(train_set, seed=10_000 * options.seed)
     train_loader = DataLoader(train_set, batch_size, sampler=sampler, num_workers=workers)
     test_loader = DataLoader(test_part, batch_size=300, num_workers=workers)
