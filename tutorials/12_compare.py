@@ -2,8 +2,8 @@
 
 python tutorials/12_compare.py
 
-A fourth script is 12_plain.py with nothing but DDP's wrapper and its sampler added. Its processes
-write to folders of their own, so that the files of rank 0 can be compared.
+Two wrong scripts are 12_plain.py with nothing but DDP's wrapper and sampler, and the same with a
+divided batch. Each of their processes has its own folder, so that rank 0's files can be compared.
 """
 
 import csv
@@ -28,6 +28,7 @@ LAUNCHERS = {
     ("12_accelerate.py", 2): f"{CPU}/cpu_two_processes.yaml",
     ("12_ddp.py", 2): "torchrun --standalone --nproc-per-node 2",
     ("only wrapped", 2): "torchrun --standalone --nproc-per-node 2",
+    ("wrapped, batch divided", 2): "torchrun --standalone --nproc-per-node 2",
 }
 ONLY_WRAPPED = {
     "    options.folder.mkdir": "    torch.distributed.init_process_group('gloo')\n"
@@ -36,8 +37,9 @@ ONLY_WRAPPED = {
     "    options.folder.mkdir",
     "model = new_model()": "model = torch.nn.parallel.DistributedDataParallel(new_model())",
     "RandomSampler(train_set, generator=order)": "torch.utils.data.DistributedSampler(train_set)",
-    "order.manual_seed(seed)": "sampler.set_epoch(epoch)",
+    "order.manual_seed(seed)": "sampler.set_epoch(100 * epoch)",
 }
+DIVIDED = {"BATCH_SIZE, sampler": "BATCH_SIZE // 2, sampler"}
 EXACT = {  # nothing that differs between the ranks, except rounding, which is small in float64
     "nn.BatchNorm2d(8)": "nn.GroupNorm(1, 8)",
     "nn.Dropout(0.2)": "nn.Dropout(0.0)",
@@ -92,14 +94,17 @@ def compare_weights(folder: Path) -> None:
 
 
 def label(name: str) -> str:
-    return f"`{name}`" if name.endswith(".py") else "`12_plain.py`, only wrapped"
+    return f"`{name}`" if name.endswith(".py") else f"`12_plain.py`, {name}"
 
 
 def train(launcher: str, name: str, folder: Path, flags: str = "", changes=None) -> torch.Tensor:
     """Train with a changed copy of a script, and return the best weights in one vector."""
-    is_wrapped = name == "only wrapped"
-    text = (REPOSITORY / "tutorials" / ("12_plain.py" if is_wrapped else name)).read_text()
-    for old, new in [*(changes or {}).items(), *(ONLY_WRAPPED.items() if is_wrapped else ())]:
+    changes = dict(changes or {})
+    if not name.endswith(".py"):
+        changes |= ONLY_WRAPPED | (DIVIDED if "divided" in name else {})
+        name = "12_plain.py"
+    text = (REPOSITORY / "tutorials" / name).read_text()
+    for old, new in changes.items():
         if old not in text:
             raise RuntimeError(f"{name} does not contain {old!r}")
         text = text.replace(old, new)
