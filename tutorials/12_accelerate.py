@@ -118,11 +118,11 @@ def main(options):
             with accelerator.accumulate(model):
                 logits = model(mirror_half(batch["image"])).flatten()
                 loss = F.binary_cross_entropy_with_logits(logits, batch["is_shirt"])
-                accelerator.backward(loss)
+                accelerator.backward(loss)  # divides it by ACCUMULATE
                 loss_of_step += loss.detach() / ACCUMULATE
                 if accelerator.sync_gradients:
                     norm = accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)
-                optimizer.step()
+                optimizer.step()  # both do nothing before the last micro-batch of a step
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
                 scheduler.step()

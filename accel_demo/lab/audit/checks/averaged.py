@@ -89,9 +89,9 @@ def _means_over_different_numbers(evidence: Evidence) -> Iterator[Finding]:
     finding = Finding(
         NOTE,
         "averaged",
-        f"Each rank's loss is a mean over other numbers of targets, for example {numbers}, because "
-        "of ignore_index. The average of such gradients is not the gradient of the mean over all "
-        "targets.",
+        f"Each rank's loss is a mean over a different number of targets, for example {numbers}, "
+        "because of ignore_index. The average of such gradients is not the gradient of the mean "
+        "over all targets.",
         "To weight all targets equally, multiply the loss by the number of this rank's targets and "
         "divide it by the mean of these numbers over all ranks.",
         PAGE,

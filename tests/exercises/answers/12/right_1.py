@@ -1,23 +1,23 @@
-"""Ported to DistributedDataParallel."""
+"""Ported to Accelerate with split_batches, and with files that a kill leaves whole."""
 
 import argparse
 import json
 import math
-import os
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 from tqdm import tqdm
 
 from accel_demo.data import packaged_set
+from accel_demo.processes.devices import use_cpu
 
 ACCUMULATE, WARM_UP, CLIP_NORM = 2, 10, 1.0  # WARM_UP is in optimizer steps
 
@@ -71,98 +71,114 @@ def macro_f1(predictions, labels):
     return (2 * table.diag() / (table.sum(dim=0) + table.sum(dim=1)).clamp(min=1)).mean().item()
 
 
-def evaluate(model, loader, device):
+def evaluate(accelerator, model, loader):
+    """Return the IDs, predictions and labels of all samples, in order, on every rank."""
     model.eval()
     ids, predictions, labels = [], [], []
     with torch.no_grad():
         for batch in loader:
-            logits = model(batch["rows"].to(device), batch["length"].to(device))
-            ids += batch["id"]
-            predictions.append(logits.argmax(dim=1).cpu())
-            labels.append(batch["label"])
-    parts = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, (ids, torch.cat(predictions), torch.cat(labels)))
-    return sum((part[0] for part in parts), []), *(
-        torch.cat([part[place] for part in parts]) for place in (1, 2)
-    )
+            predicted = model(batch["rows"], batch["length"]).argmax(dim=1)
+            predicted, label = accelerator.gather_for_metrics((predicted, batch["label"]))
+            ids += accelerator.gather_for_metrics(batch["id"])  # on its own: it has strings
+            predictions.append(predicted.cpu())
+            labels.append(label.cpu())
+    return ids, torch.cat(predictions), torch.cat(labels)
+
+
+def replace(path, write):
+    """Write a file under another name and rename it, so that a kill never leaves half a file."""
+    temporary = path.with_name(path.name + ".tmp")
+    write(temporary)
+    temporary.replace(path)
 
 
 def main(options):
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl")
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    # split_batches: 50 is the size of the global batch, and each process gets 50 / N of it. The
+    # prepared scheduler then advances once per optimizer step, not once per process.
+    accelerator = Accelerator(
+        cpu=use_cpu(),
+        gradient_accumulation_steps=ACCUMULATE,
+        dataloader_config=DataLoaderConfiguration(split_batches=True),
+    )
+    is_main = accelerator.is_main_process
     options.folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    train_set, test_set = Rows("train", 1500), Rows("test", 999)
-    sampler = DistributedSampler(train_set)  # epoch 0: randperm with seed 0, as in the original
-    train_loader = DataLoader(train_set, 50 // world_size, sampler=sampler, collate_fn=collate)
-    test_part = Subset(test_set, range(rank, len(test_set), world_size))
-    test_loader = DataLoader(test_part, 200, collate_fn=collate)
-    model = RowNet(options.dropout).to(device)
+    train_set, test_set, order = Rows("train", 1500), Rows("test", 999), torch.Generator()
+    sampler = RandomSampler(train_set, generator=order)
+    train_loader = DataLoader(train_set, 50, sampler=sampler, collate_fn=collate)
+    test_loader = DataLoader(test_set, 200, collate_fn=collate)
+    model = RowNet(options.dropout)
+    train_loader, test_loader, model = accelerator.prepare(train_loader, test_loader, model)
     optimizer = torch.optim.SGD(model.parameters(), options.learning_rate, momentum=0.9)
     steps = options.epochs * math.ceil(len(train_loader) / ACCUMULATE)
     scheduler = LambdaLR(optimizer, lambda step: min((step + 1) / WARM_UP, 1 - step / steps))
+    optimizer, scheduler = accelerator.prepare(optimizer, scheduler)
 
-    progress = {"epoch": 0, "best": 0.0, "epochs_without_gain": 0}
-    if options.resume:
-        state = torch.load(options.folder / "last.pt", map_location=device)
-        model.load_state_dict(state["model"])
+    progress = {"epoch": 0, "best": 0.0, "epochs_without_gain": 0, "log": []}
+    if options.resume:  # no random state: every epoch starts with seeds of its own
+        state = torch.load(options.folder / "last.pt", map_location="cpu")
+        accelerator.unwrap_model(model).load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         scheduler.load_state_dict(state["scheduler"])
         progress = state["progress"]
-    model = DistributedDataParallel(model)
+        if is_main:  # in case of a kill between last.pt and the line in the log
+            replace(
+                options.folder / "log.jsonl", lambda path: path.write_text("".join(progress["log"]))
+            )
+        if progress["epochs_without_gain"] == options.patience:  # killed after the last epoch
+            accelerator.end_training()
+            return
 
     for epoch in range(progress["epoch"], options.epochs):
-        must_stop = torch.tensor(int(progress["epochs_without_gain"] == options.patience))
-        dist.all_reduce(must_stop, dist.ReduceOp.MAX)
-        if must_stop:
-            break
-        sampler.set_epoch(epoch)
-        torch.manual_seed(1000 * epoch + rank)
+        order.manual_seed(epoch)  # the same on all ranks, which take parts of the same batches
+        # Dropout: a seed that no other rank has in any epoch
+        torch.manual_seed(epoch * accelerator.num_processes + accelerator.process_index)
         model.train()
         losses = []
-        for number, batch in enumerate(tqdm(train_loader, disable=rank > 0), 1):
-            is_last = number % ACCUMULATE == 0 or number == len(train_loader)
-            with nullcontext() if is_last else model.no_sync():
-                logits = model(batch["rows"].to(device), batch["length"].to(device))
-                loss = F.cross_entropy(logits, batch["label"].to(device))
-                (loss / ACCUMULATE).backward()
-            losses.append(loss.detach())
-            if is_last:
-                nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        for batch in tqdm(train_loader, disable=not is_main):
+            with accelerator.accumulate(model):
+                logits = model(batch["rows"], batch["length"])
+                loss = F.cross_entropy(logits, batch["label"])
+                accelerator.backward(loss)  # divides by ACCUMULATE
+                losses.append(loss.detach())
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
+        # All ranks have equally many samples in each batch, so this is the mean over all samples.
+        mean_loss = accelerator.reduce(torch.stack(losses).mean(), "mean").item()
 
-        loss = torch.stack(losses).mean()
-        dist.all_reduce(loss)
-        loss = loss.item() / world_size
-        ids, predictions, labels = evaluate(model.module, test_loader, device)
+        # From here on, all ranks have the same values, so they take the same branches.
+        ids, predictions, labels = evaluate(accelerator, model, test_loader)
         score = macro_f1(predictions, labels)
+        line = {"epoch": epoch, "loss": mean_loss, "macro_f1": score}
+        progress["log"].append(json.dumps(line) + "\n")
         progress["epoch"] = epoch + 1
         progress["epochs_without_gain"] += 1
         is_best = score > progress["best"]
         if is_best:
             progress.update(best=score, epochs_without_gain=0)
-        if rank == 0:
+        weights = accelerator.get_state_dict(model)  # without the wrapper
+        if is_main:
             if is_best:
-                torch.save(model.module.state_dict(), options.folder / "best.pt")
+                replace(options.folder / "best.pt", partial(torch.save, weights))
                 hits = (predictions == labels).tolist()
                 wrong = [id for id, is_right in zip(ids, hits, strict=True) if not is_right]
-                (options.folder / "wrong.txt").write_text("\n".join(wrong))
-            state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+                text = "\n".join(wrong)
+                replace(options.folder / "wrong.txt", lambda path, text=text: path.write_text(text))
+            state = {"model": weights, "optimizer": optimizer.state_dict()}
             state |= {"scheduler": scheduler.state_dict(), "progress": progress}
-            torch.save(state, options.folder / "last.pt")
-            line = {"epoch": epoch, "loss": loss, "macro_f1": score}
-            with open(options.folder / "log.jsonl", "a") as log:
-                log.write(json.dumps(line) + "\n")
-            print(f"epoch {epoch}: loss {loss:.4f}, macro F1 {score:.4f}")
-    dist.destroy_process_group()
+            replace(options.folder / "last.pt", partial(torch.save, state))
+            with open(options.folder / "log.jsonl", "a") as log:  # after all other files
+                log.write(progress["log"][-1])
+        accelerator.print(f"epoch {epoch}: loss {mean_loss:.4f}, macro F1 {score:.4f}")
+        # One rank's word is enough, so that no rank ever stops alone.
+        if progress["epochs_without_gain"] == options.patience:
+            accelerator.set_trigger()
+        if accelerator.check_trigger():
+            break
+    accelerator.end_training()
 
 
 if __name__ == "__main__":

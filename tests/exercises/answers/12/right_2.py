@@ -1,23 +1,26 @@
-"""Ported to Accelerate without accumulate, save_state and gather_for_metrics."""
+"""Ported to DistributedDataParallel, and with files that a kill leaves whole."""
 
 import argparse
 import json
 import math
+import os
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 from tqdm import tqdm
 
 from accel_demo.data import packaged_set
 
-ACCUMULATE, WARM_UP, CLIP_NORM = 2, 10, 1.0  # WARM_UP is in optimizer steps
+GLOBAL_BATCH, ACCUMULATE, WARM_UP, CLIP_NORM = 50, 2, 10, 1.0  # WARM_UP is in optimizer steps
 
 
 class Rows(Dataset):
@@ -69,92 +72,145 @@ def macro_f1(predictions, labels):
     return (2 * table.diag() / (table.sum(dim=0) + table.sum(dim=1)).clamp(min=1)).mean().item()
 
 
-def evaluate(model, loader, accelerator):
+def evaluate(model, loader, device):
+    """Evaluate this rank's part of the test set, and return the results for all of it, in order.
+
+    Pass the model without its DDP wrapper. Every rank must call this.
+    """
     model.eval()
-    ids, predictions, labels = [], [], []
+    own = []
     with torch.no_grad():
         for batch in loader:
-            guesses = model(batch["rows"], batch["length"]).argmax(dim=1)
-            ids += batch["id"]
-            predictions.append(guesses.cpu())
-            labels.append(batch["label"].cpu())
-    found = zip(ids, torch.cat(predictions).tolist(), torch.cat(labels).tolist(), strict=True)
-    by_id = {each[0]: each for each in gather_object([*found])}
-    ids, predictions, labels = zip(*by_id.values(), strict=True)
+            logits = model(batch["rows"].to(device), batch["length"].to(device))
+            predictions = logits.argmax(dim=1).tolist()
+            own += zip(batch["id"], predictions, batch["label"].tolist(), strict=True)
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, own)
+    ids, predictions, labels = zip(*(row for part in parts for row in part), strict=True)
     return ids, torch.tensor(predictions), torch.tensor(labels)
 
 
+def write_whole(path, write):
+    """Write a file under another name, then rename it: a kill leaves the old or the new file."""
+    temporary = path.with_name(path.name + ".tmp")
+    write(temporary)
+    os.replace(temporary, path)
+
+
+def own_device():
+    if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
 def main(options):
-    accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(),
-        step_scheduler_with_optimizer=False,
-        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0),
-    )
-    options.folder.mkdir(parents=True, exist_ok=True)
+    device = own_device()
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    is_main = rank == 0
+    if GLOBAL_BATCH % world_size:
+        raise SystemExit(f"{world_size} processes cannot share a batch of {GLOBAL_BATCH} evenly")
+    log_path = options.folder / "log.jsonl"
+    if is_main:
+        options.folder.mkdir(parents=True, exist_ok=True)
+
     torch.manual_seed(0)
     train_set, test_set = Rows("train", 1500), Rows("test", 999)
-    size = 50 // accelerator.num_processes
-    train_loader = DataLoader(train_set, size, shuffle=True, collate_fn=collate)
-    test_loader = DataLoader(test_set, 200, collate_fn=collate)
-    model = RowNet(options.dropout)
-    optimizer = torch.optim.SGD(model.parameters(), options.learning_rate, momentum=0.9)
-    model, optimizer, train_loader, test_loader = accelerator.prepare(
-        model, optimizer, train_loader, test_loader
+    # With seed 0, the order in an epoch is that of a RandomSampler whose generator has the epoch
+    # number as its seed. Rank r reads every world_size-th entry, so that the ranks' n-th batches
+    # together are the n-th 50 entries.
+    sampler = DistributedSampler(train_set, world_size, rank, shuffle=True, seed=0)
+    train_loader = DataLoader(
+        train_set, GLOBAL_BATCH // world_size, sampler=sampler, collate_fn=collate
     )
+    # Consecutive parts of the test set, each sample in exactly one
+    first, end = (len(test_set) * part // world_size for part in (rank, rank + 1))
+    test_loader = DataLoader(Subset(test_set, range(first, end)), 200, collate_fn=collate)
+
+    network = RowNet(options.dropout).to(device)
+    optimizer = torch.optim.SGD(network.parameters(), options.learning_rate, momentum=0.9)
     steps = options.epochs * math.ceil(len(train_loader) / ACCUMULATE)
     scheduler = LambdaLR(optimizer, lambda step: min((step + 1) / WARM_UP, 1 - step / steps))
 
     progress = {"epoch": 0, "best": 0.0, "epochs_without_gain": 0}
-    if options.resume:
-        state = torch.load(options.folder / "last.pt", map_location="cpu")
-        accelerator.unwrap_model(model).load_state_dict(state["model"])
+    log_text = log_path.read_text() if is_main and log_path.exists() else ""
+    is_over = False
+    if options.resume:  # every rank loads, before the model is wrapped
+        state = torch.load(options.folder / "last.pt", map_location=device)
+        network.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         scheduler.load_state_dict(state["scheduler"])
-        progress = state["progress"]
+        progress, log_text = state["progress"], state["log"]
+        # The run may have been killed when it was about to stop ...
+        is_over = progress["epochs_without_gain"] == options.patience
+        # ... or between saving last.pt and writing the line of the same epoch.
+        if is_main:
+            write_whole(log_path, lambda path: path.write_text(log_text))
+    model = DistributedDataParallel(network, [device] if device.type == "cuda" else None)
 
     for epoch in range(progress["epoch"], options.epochs):
-        [must_stop] = broadcast_object_list([progress["epochs_without_gain"] == options.patience])
-        if must_stop:
+        if is_over:
             break
-        train_loader.set_epoch(epoch)
-        set_seed(100 * epoch, device_specific=True)
+        sampler.set_epoch(epoch)
+        # Another seed for each epoch and rank; with one process, the epoch number
+        torch.manual_seed(epoch * world_size + rank)
         model.train()
         losses = []
-        bar = tqdm(train_loader, disable=not accelerator.is_local_main_process)
-        for number, batch in enumerate(bar, 1):
-            is_last = number % ACCUMULATE == 0 or number == len(train_loader)
-            with accelerator.no_sync(model) if not is_last else torch.enable_grad():
-                loss = F.cross_entropy(model(batch["rows"], batch["length"]), batch["label"])
-                accelerator.backward(loss / ACCUMULATE)
+        for number, batch in enumerate(tqdm(train_loader, disable=not is_main), 1):
+            is_step = number % ACCUMULATE == 0 or number == len(train_loader)
+            with nullcontext() if is_step else model.no_sync():
+                logits = model(batch["rows"].to(device), batch["length"].to(device))
+                loss = F.cross_entropy(logits, batch["label"].to(device))
+                (loss / ACCUMULATE).backward()
             losses.append(loss.item())
-            if is_last:
-                accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)
+            if is_step:
+                nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
 
-        losses = gather_object(losses)
-        ids, predictions, labels = evaluate(model, test_loader, accelerator)
-        score = macro_f1(predictions, labels)
+        # All batches have the same size, so the mean of the ranks' means is the mean of all.
+        mean_loss = torch.tensor(sum(losses) / len(losses), dtype=torch.float64, device=device)
+        dist.all_reduce(mean_loss)
+        mean_loss = mean_loss.item() / world_size
+
+        ids, predictions, labels = evaluate(network, test_loader, device)
+        score = macro_f1(predictions, labels)  # the same on all ranks, and so is what follows
         progress["epoch"] = epoch + 1
         progress["epochs_without_gain"] += 1
-        if score > progress["best"]:
+        is_best = score > progress["best"]
+        if is_best:
             progress.update(best=score, epochs_without_gain=0)
-            weights = accelerator.get_state_dict(model)
-            accelerator.save(weights, options.folder / "best.pt")
-            hits = (predictions == labels).tolist()
-            wrong = [id for id, is_right in zip(ids, hits, strict=True) if not is_right]
-            if accelerator.is_main_process:
-                (options.folder / "wrong.txt").write_text("\n".join(wrong))
-        state = {"model": accelerator.get_state_dict(model), "optimizer": optimizer.state_dict()}
-        state |= {"scheduler": scheduler.state_dict(), "progress": progress}
-        accelerator.save(state, options.folder / "last.pt")
-        if accelerator.is_main_process:
-            line = {"epoch": epoch, "loss": sum(losses) / len(losses), "macro_f1": score}
-            with open(options.folder / "log.jsonl", "a") as log:
-                log.write(json.dumps(line) + "\n")
-        accelerator.print(f"epoch {epoch}: macro F1 {score:.4f}")
-    accelerator.end_training()
+        if is_main:
+            if is_best:
+                write_whole(
+                    options.folder / "best.pt",
+                    partial(torch.save, network.state_dict()),
+                )
+                hits = (predictions == labels).tolist()
+                wrong = [id for id, is_right in zip(ids, hits, strict=True) if not is_right]
+                text = "\n".join(wrong)
+                write_whole(
+                    options.folder / "wrong.txt", lambda path, text=text: path.write_text(text)
+                )
+            line = json.dumps({"epoch": epoch, "loss": mean_loss, "macro_f1": score}) + "\n"
+            log_text += line
+            state = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}
+            state |= {"scheduler": scheduler.state_dict(), "progress": progress, "log": log_text}
+            write_whole(options.folder / "last.pt", partial(torch.save, state))
+            with open(log_path, "a") as log:  # last, because a resumed run needs the rest
+                log.write(line)
+            print(f"epoch {epoch}: loss {mean_loss:.4f}, macro F1 {score:.4f}")
+
+        # Rank 0 decides for all.
+        must_stop = torch.tensor(int(progress["epochs_without_gain"] == options.patience))
+        must_stop = must_stop.to(device)
+        dist.broadcast(must_stop, src=0)
+        is_over = bool(must_stop.item())
+
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

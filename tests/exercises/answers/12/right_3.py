@@ -1,25 +1,26 @@
-"""Ported to Accelerate with split_batches, and with files that a kill leaves whole."""
+"""Ported to Accelerate with an own batch sampler, and two folders for save_state in turn."""
 
 import argparse
+import contextlib
 import json
 import math
-from functools import partial
+import os
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
+from accelerate.utils import gather_object
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 from tqdm import tqdm
 
 from accel_demo.data import packaged_set
-from accel_demo.processes.devices import use_cpu
 
 ACCUMULATE, WARM_UP, CLIP_NORM = 2, 10, 1.0  # WARM_UP is in optimizer steps
+GLOBAL_BATCH, TEST_BATCH = 50, 200
 
 
 class Rows(Dataset):
@@ -71,114 +72,167 @@ def macro_f1(predictions, labels):
     return (2 * table.diag() / (table.sum(dim=0) + table.sum(dim=1)).clamp(min=1)).mean().item()
 
 
-def evaluate(accelerator, model, loader):
-    """Return the IDs, predictions and labels of all samples, in order, on every rank."""
-    model.eval()
-    ids, predictions, labels = [], [], []
-    with torch.no_grad():
-        for batch in loader:
-            predicted = model(batch["rows"], batch["length"]).argmax(dim=1)
-            predicted, label = accelerator.gather_for_metrics((predicted, batch["label"]))
-            ids += accelerator.gather_for_metrics(batch["id"])  # on its own: it has strings
-            predictions.append(predicted.cpu())
-            labels.append(label.cpu())
-    return ids, torch.cat(predictions), torch.cat(labels)
+class ShardedBatches(Sampler):
+    """This rank's slice of every global batch, in the order of RandomSampler(generator=epoch)."""
+
+    def __init__(self, size, global_batch, rank, world):
+        if global_batch % world or size % global_batch:
+            raise ValueError(f"{world} processes cannot share batches of {global_batch} equally")
+        self.size, self.global_batch, self.rank, self.world = size, global_batch, rank, world
+        self.epoch = 0
+
+    def __len__(self):
+        return self.size // self.global_batch
+
+    def __iter__(self):
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(self.epoch))
+        for batch in order.split(self.global_batch):
+            yield batch[self.rank :: self.world].tolist()
 
 
-def replace(path, write):
-    """Write a file under another name and rename it, so that a kill never leaves half a file."""
-    temporary = path.with_name(path.name + ".tmp")
-    write(temporary)
-    temporary.replace(path)
+class Progress:
+    def __init__(self):
+        self.epoch, self.best, self.epochs_without_gain = 0, 0.0, 0
+
+    def state_dict(self):
+        return dict(vars(self))
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
 
 
-def main(options):
-    # split_batches: 50 is the size of the global batch, and each process gets 50 / N of it. The
-    # prepared scheduler then advances once per optimizer step, not once per process.
-    accelerator = Accelerator(
-        cpu=use_cpu(),
-        gradient_accumulation_steps=ACCUMULATE,
-        dataloader_config=DataLoaderConfiguration(split_batches=True),
-    )
-    is_main = accelerator.is_main_process
-    options.folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(0)
-    train_set, test_set, order = Rows("train", 1500), Rows("test", 999), torch.Generator()
-    sampler = RandomSampler(train_set, generator=order)
-    train_loader = DataLoader(train_set, 50, sampler=sampler, collate_fn=collate)
-    test_loader = DataLoader(test_set, 200, collate_fn=collate)
-    model = RowNet(options.dropout)
-    train_loader, test_loader, model = accelerator.prepare(train_loader, test_loader, model)
-    optimizer = torch.optim.SGD(model.parameters(), options.learning_rate, momentum=0.9)
-    steps = options.epochs * math.ceil(len(train_loader) / ACCUMULATE)
-    scheduler = LambdaLR(optimizer, lambda step: min((step + 1) / WARM_UP, 1 - step / steps))
-    optimizer, scheduler = accelerator.prepare(optimizer, scheduler)
+def replace_file(path, write):
+    """Write the file under another name first, so that a kill leaves the old or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    write(partial)
+    os.replace(partial, path)
 
-    progress = {"epoch": 0, "best": 0.0, "epochs_without_gain": 0, "log": []}
-    if options.resume:  # no random state: every epoch starts with seeds of its own
-        state = torch.load(options.folder / "last.pt", map_location="cpu")
-        accelerator.unwrap_model(model).load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        scheduler.load_state_dict(state["scheduler"])
-        progress = state["progress"]
-        if is_main:  # in case of a kill between last.pt and the line in the log
-            replace(
-                options.folder / "log.jsonl", lambda path: path.write_text("".join(progress["log"]))
-            )
-        if progress["epochs_without_gain"] == options.patience:  # killed after the last epoch
-            accelerator.end_training()
+
+class Trainer:
+    def __init__(self, options):
+        self.options, self.folder = options, options.folder
+        self.accelerator = accelerator = Accelerator(cpu=not torch.cuda.is_available())
+        rank, world = accelerator.process_index, accelerator.num_processes
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+        torch.manual_seed(0)
+        train_set, test_set = Rows("train", 1500), Rows("test", 999)
+        # The loaders are sharded here, not by prepare(): no sample is repeated or dropped.
+        self.batches = ShardedBatches(len(train_set), GLOBAL_BATCH, rank, world)
+        self.train_loader = DataLoader(train_set, batch_sampler=self.batches, collate_fn=collate)
+        share = Subset(test_set, range(rank, len(test_set), world))
+        self.test_loader = DataLoader(share, math.ceil(TEST_BATCH / world), collate_fn=collate)
+
+        model = RowNet(options.dropout)
+        optimizer = torch.optim.SGD(model.parameters(), options.learning_rate, momentum=0.9)
+        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        steps = options.epochs * math.ceil(len(self.train_loader) / ACCUMULATE)
+        # Not prepared: one call is one optimizer step, whatever the number of processes.
+        self.scheduler = LambdaLR(
+            self.optimizer.optimizer, lambda step: min((step + 1) / WARM_UP, 1 - step / steps)
+        )
+        self.progress = Progress()
+        accelerator.register_for_checkpointing(self.scheduler, self.progress)
+        if options.resume:
+            self.restore()
+
+    def fit(self):
+        while not self.is_finished():
+            epoch = self.progress.epoch
+            loss = self.train_epoch(epoch)
+            results = self.evaluate()
+            predictions = torch.tensor([prediction for _, _, prediction, _ in results])
+            labels = torch.tensor([label for _, _, _, label in results])
+            # Every rank has all the results, hence the same score and the same decision to stop.
+            score = macro_f1(predictions, labels)
+            self.progress.epoch += 1
+            self.progress.epochs_without_gain += 1
+            if score > self.progress.best:
+                self.progress.best, self.progress.epochs_without_gain = score, 0
+                self.write_best(results)
+            self.save({"epoch": epoch, "loss": loss, "macro_f1": score})
+            self.accelerator.print(f"epoch {epoch}: loss {loss:.4f}, macro F1 {score:.4f}")
+        self.accelerator.end_training()
+
+    def is_finished(self):
+        """Also true in a run that is resumed after its last epoch."""
+        epoch, patience = self.progress.epoch, self.options.patience
+        is_out_of_patience = epoch > 0 and self.progress.epochs_without_gain == patience
+        return epoch >= self.options.epochs or is_out_of_patience
+
+    def forward(self, model, batch):
+        device = self.accelerator.device
+        return model(batch["rows"].to(device), batch["length"].to(device))
+
+    def train_epoch(self, epoch):
+        accelerator, last = self.accelerator, len(self.train_loader)
+        self.batches.epoch = epoch
+        # Another seed on every rank and in every epoch, for dropout. It is set anew in each epoch,
+        # so a resumed run needs no generator's state.
+        torch.manual_seed(epoch + 1_000_003 * accelerator.process_index)
+        self.model.train()
+        total = torch.zeros((), dtype=torch.float64)
+        bar = tqdm(self.train_loader, disable=not accelerator.is_main_process)
+        for number, batch in enumerate(bar, 1):
+            is_step = number % ACCUMULATE == 0 or number == last
+            with contextlib.nullcontext() if is_step else accelerator.no_sync(self.model):
+                logits = self.forward(self.model, batch)
+                loss = F.cross_entropy(logits, batch["label"].to(accelerator.device))
+                accelerator.backward(loss / ACCUMULATE)
+            total += loss.item()
+            if is_step:
+                accelerator.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+                self.optimizer.step()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+        mean = (total / last).float().to(accelerator.device)
+        return accelerator.reduce(mean, "mean").item()
+
+    @torch.no_grad()
+    def evaluate(self):
+        """Return (index, id, prediction, label) for each test image, in order, on every rank."""
+        accelerator = self.accelerator
+        model = accelerator.unwrap_model(self.model)
+        model.eval()
+        mine, indices = [], iter(self.test_loader.dataset.indices)
+        for batch in self.test_loader:
+            predictions = self.forward(model, batch).argmax(dim=1).tolist()
+            labels = batch["label"].tolist()
+            for id, prediction, label in zip(batch["id"], predictions, labels, strict=True):
+                mine.append((next(indices), id, prediction, label))
+        return sorted(gather_object(mine))
+
+    def write_best(self, results):
+        if not self.accelerator.is_main_process:
             return
+        weights = self.accelerator.unwrap_model(self.model).state_dict()
+        wrong = [id for _, id, prediction, label in results if prediction != label]
+        replace_file(self.folder / "best.pt", lambda path: torch.save(weights, path))
+        replace_file(self.folder / "wrong.txt", lambda path: path.write_text("\n".join(wrong)))
 
-    for epoch in range(progress["epoch"], options.epochs):
-        order.manual_seed(epoch)  # the same on all ranks, which take parts of the same batches
-        # Dropout: a seed that no other rank has in any epoch
-        torch.manual_seed(epoch * accelerator.num_processes + accelerator.process_index)
-        model.train()
-        losses = []
-        for batch in tqdm(train_loader, disable=not is_main):
-            with accelerator.accumulate(model):
-                logits = model(batch["rows"], batch["length"])
-                loss = F.cross_entropy(logits, batch["label"])
-                accelerator.backward(loss)  # divides by ACCUMULATE
-                losses.append(loss.detach())
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)
-                optimizer.step()
-                scheduler.step()
-                optimizer.zero_grad()
-        # All ranks have equally many samples in each batch, so this is the mean over all samples.
-        mean_loss = accelerator.reduce(torch.stack(losses).mean(), "mean").item()
+    def save(self, line):
+        """Save the state in the slot that is not in use, point to it, then log the epoch."""
+        slot = f"state_{self.progress.epoch % 2}"
+        self.accelerator.save_state(self.folder / slot)
+        self.accelerator.wait_for_everyone()  # all ranks' files are there
+        if self.accelerator.is_main_process:
+            log = self.folder / "log.jsonl"
+            log_size = log.stat().st_size if log.exists() else 0
+            pointer = {"slot": slot, "log_size": log_size, "line": json.dumps(line)}
+            replace_file(
+                self.folder / "last.json", lambda path: path.write_text(json.dumps(pointer))
+            )
+            with open(log, "a") as file:
+                file.write(pointer["line"] + "\n")
 
-        # From here on, all ranks have the same values, so they take the same branches.
-        ids, predictions, labels = evaluate(accelerator, model, test_loader)
-        score = macro_f1(predictions, labels)
-        line = {"epoch": epoch, "loss": mean_loss, "macro_f1": score}
-        progress["log"].append(json.dumps(line) + "\n")
-        progress["epoch"] = epoch + 1
-        progress["epochs_without_gain"] += 1
-        is_best = score > progress["best"]
-        if is_best:
-            progress.update(best=score, epochs_without_gain=0)
-        weights = accelerator.get_state_dict(model)  # without the wrapper
-        if is_main:
-            if is_best:
-                replace(options.folder / "best.pt", partial(torch.save, weights))
-                hits = (predictions == labels).tolist()
-                wrong = [id for id, is_right in zip(ids, hits, strict=True) if not is_right]
-                text = "\n".join(wrong)
-                replace(options.folder / "wrong.txt", lambda path, text=text: path.write_text(text))
-            state = {"model": weights, "optimizer": optimizer.state_dict()}
-            state |= {"scheduler": scheduler.state_dict(), "progress": progress}
-            replace(options.folder / "last.pt", partial(torch.save, state))
-            with open(options.folder / "log.jsonl", "a") as log:  # after all other files
-                log.write(progress["log"][-1])
-        accelerator.print(f"epoch {epoch}: loss {mean_loss:.4f}, macro F1 {score:.4f}")
-        # One rank's word is enough, so that no rank ever stops alone.
-        if progress["epochs_without_gain"] == options.patience:
-            accelerator.set_trigger()
-        if accelerator.check_trigger():
-            break
-    accelerator.end_training()
+    def restore(self):
+        pointer = json.loads((self.folder / "last.json").read_text())
+        self.accelerator.load_state(self.folder / pointer["slot"])
+        if self.accelerator.is_main_process:  # a kill may have come in the middle of the line
+            with open(self.folder / "log.jsonl", "a") as file:
+                file.truncate(pointer["log_size"])
+                file.write(pointer["line"] + "\n")
+        self.accelerator.wait_for_everyone()
 
 
 if __name__ == "__main__":
@@ -189,4 +243,4 @@ if __name__ == "__main__":
     parser.add_argument("--patience", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("runs/exercise_12"))
     parser.add_argument("--resume", action="store_true")
-    main(parser.parse_args())
+    Trainer(parser.parse_args()).fit()
