@@ -436,13 +436,12 @@ def test_ddp_has_the_same_buckets_as_ours_and_rebuilds_them_once(results):
     assert sorted(first) == sorted(sum(rest[: len(rest) // 2], []))
 
 
-def test_buckets_that_are_sent_during_backward_make_it_end_earlier_on_a_slow_link(start, tmp_path):
+def test_three_of_four_buckets_are_sent_while_backward_still_computes(start, tmp_path):
     picture = tmp_path / "timeline.svg"
     result = start(["python", "-m", "accel_demo.anatomy.ddp.timeline", "--plot", picture])
     assert result.returncode == 0, result.stderr
     assert "2 connected processes on cpu (gloo)" in result.stdout
-    rows = [["1000", "1", "0", "later"], ["1", "4", "3", "earlier"]]
-    assert table_rows(result.stdout)[1:] == rows
+    assert table_rows(result.stdout)[1:] == [["1000", "1", "0"], ["1", "4", "3"]]
     assert picture.read_text().count("<!-- 1.13 MiB -->") == 4
 
 

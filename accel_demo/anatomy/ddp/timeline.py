@@ -117,13 +117,12 @@ def main(device: torch.device, options) -> None:
         limit: min(backwards, key=lambda backward: backward.returned)
         for limit, backwards in measured.items()
     }
-    first = min(fastest, key=lambda limit: fastest[limit].returned)
-    rows = []
-    for limit, backward in fastest.items():
-        returns = "earlier" if limit == first else "later"
-        rows.append([f"{limit:g}", len(backward.called), backward.called_early(), returns])
+    rows = [
+        [f"{limit:g}", len(backward.called), backward.called_early()]
+        for limit, backward in fastest.items()
+    ]
     head = ["bucket_cap_mb", "all-reduces", "called before the last gradient is ready"]
-    print(show.table([*head, "`backward()` returns"], rows))
+    print(show.table(head, rows))
     if options.plot:
         draw(fastest, options.plot)
 
