@@ -81,6 +81,7 @@ def main(options):
         log_with="tensorboard",
         project_dir=options.folder,
     )
+    options.folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     train_set, test_set, order = Shirts("train"), Shirts("test"), torch.Generator()
     sampler = RandomSampler(train_set, generator=order)

@@ -2,8 +2,9 @@
 
 python tutorials/12_compare.py
 
-Two wrong scripts are 12_plain.py with nothing but DDP's wrapper and sampler, and the same with a
-divided batch. Each of their processes has its own folder, so that rank 0's files can be compared.
+Four wrong scripts are trained as well: 12_plain.py with nothing but DDP's wrapper and sampler, the
+same with a divided batch, and 12_accelerate.py with two wrong schedules. Each process of the first
+two has its own folder, so that rank 0's files can be compared.
 """
 
 import csv
@@ -14,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from accel_demo import show
 from accel_demo.data import packaged_set
@@ -21,15 +23,7 @@ from accel_demo.errors import one_line_errors
 from accel_demo.processes.launch import REPOSITORY, run_to_end
 
 SEEDS = range(5)
-CPU = "accelerate launch --config_file accelerate_configs"
-LAUNCHERS = {
-    ("12_accelerate.py", 1): f"{CPU}/cpu.yaml",
-    ("12_ddp.py", 1): "torchrun --standalone --nproc-per-node 1",
-    ("12_accelerate.py", 2): f"{CPU}/cpu_two_processes.yaml",
-    ("12_ddp.py", 2): "torchrun --standalone --nproc-per-node 2",
-    ("only wrapped", 2): "torchrun --standalone --nproc-per-node 2",
-    ("wrapped, batch divided", 2): "torchrun --standalone --nproc-per-node 2",
-}
+CONFIGS = {1: "accelerate_configs/cpu.yaml", 2: "accelerate_configs/cpu_two_processes.yaml"}
 ONLY_WRAPPED = {
     "    options.folder.mkdir": "    torch.distributed.init_process_group('gloo')\n"
     "    assert torch.distributed.get_world_size() == 2\n"
@@ -39,7 +33,23 @@ ONLY_WRAPPED = {
     "RandomSampler(train_set, generator=order)": "torch.utils.data.DistributedSampler(train_set)",
     "order.manual_seed(seed)": "sampler.set_epoch(100 * epoch)",
 }
-DIVIDED = {"BATCH_SIZE, sampler": "BATCH_SIZE // 2, sampler"}
+DIVIDED = ONLY_WRAPPED | {"BATCH_SIZE, sampler": "BATCH_SIZE // 2, sampler"}
+NO_FLAG = {"        step_scheduler_with_optimizer=False,\n": ""}
+BEFORE = {
+    "    train_loader, test_loader = accelerator": "    length_before = len(train_loader)\n"
+    "    train_loader, test_loader = accelerator",
+    "len(train_loader) / ACCUMULATE": "length_before / ACCUMULATE",
+}
+SCRIPTS = [  # script, changes, what they are, number of processes
+    ("12_accelerate.py", {}, "", 1),
+    ("12_ddp.py", {}, "", 1),
+    ("12_accelerate.py", {}, "", 2),
+    ("12_ddp.py", {}, "", 2),
+    ("12_plain.py", ONLY_WRAPPED, ", only wrapped", 2),
+    ("12_plain.py", DIVIDED, ", wrapped, batch divided", 2),
+    ("12_accelerate.py", NO_FLAG, " without the scheduler's flag", 2),
+    ("12_accelerate.py", BEFORE, ", length from before `prepare`", 2),
+]
 EXACT = {  # nothing that differs between the ranks, except rounding, which is small in float64
     "WARM_UP, CLIP_NORM, PATIENCE = 0.1, 50": "WARM_UP, CLIP_NORM, PATIENCE = 0.1, 5",
     "nn.BatchNorm2d(8)": "nn.GroupNorm(1, 8)",
@@ -63,47 +73,42 @@ def main() -> None:
 
 
 def compare_metrics(folder: Path) -> None:
-    plain = [train("python", "12_plain.py", folder / f"{seed}", f"--seed {seed}") for seed in SEEDS]
+    plain = [train("12_plain.py", {}, 0, folder / f"{seed}", f"--seed {seed}") for seed in SEEDS]
     scores = [score_of(folder / f"{seed}") for seed in SEEDS]
     mean, spread = statistics.mean(scores), 3 * statistics.stdev(scores)
     print(f"12_plain.py, seeds 0 to 4: AUC {min(scores):.4f} to {max(scores):.4f}")
     print(f"mean ± 3 standard deviations: {mean - spread:.4f} to {mean + spread:.4f}\n")
     rows = []
-    for (name, processes), launcher in LAUNCHERS.items():
-        own = folder / f"{name}-{processes}"
-        weights = train(launcher, name, own)
+    for number, (name, changes, what, processes) in enumerate(SCRIPTS):
+        own = folder / f"script-{number}"
+        weights = train(name, changes, processes, own)
         score = score_of(own)
         same = "equal bits" if torch.equal(weights, plain[0]) else "different"
-        inside = "inside" if abs(score - mean) < spread else "outside"
-        rows.append([label(name), processes, same, f"{score:.4f}", inside])
-    titles = ["program, seed 0", "processes", "weights, compared with plain", "AUC", "spread"]
+        inside = "yes" if abs(score - mean) < spread else "no"
+        rows.append([f"`{name}`{what}", processes, same, f"{score:.4f}", inside])
+    titles = ["program, seed 0", "processes", "last weights", "best AUC", "within 3 deviations"]
     print(show.table(titles, rows))
 
 
 def compare_weights(folder: Path) -> None:
     print("\nGroupNorm instead of BatchNorm, no dropout, no mirroring, 1,920 images, float64:\n")
     flags = "--epochs 2"
-    plain = train("python", "12_plain.py", folder / "plain", flags, EXACT)
+    plain = train("12_plain.py", EXACT, 0, folder / "plain", flags)
     rows = []
-    for (name, processes), launcher in LAUNCHERS.items():
+    for number, (name, changes, what, processes) in enumerate(SCRIPTS):
         if processes == 2:
-            weights = train(launcher, name, folder / name, flags, EXACT)
+            weights = train(name, changes | EXACT, 2, folder / f"script-{number}", flags)
             difference = (weights - plain).abs().max().item()
             shown = "below 1e-10" if difference < 1e-10 else f"{difference:.1g}"
-            rows.append([label(name), processes, shown])
+            rows.append([f"`{name}`{what}", processes, shown])
     print(show.table(["program", "processes", "largest difference of a weight"], rows))
 
 
-def label(name: str) -> str:
-    return f"`{name}`" if name.endswith(".py") else f"`12_plain.py`, {name}"
+def train(name: str, changes: dict, processes: int, folder: Path, flags: str = "") -> torch.Tensor:
+    """Train with a changed copy of a script, and return the last weights in one vector.
 
-
-def train(launcher: str, name: str, folder: Path, flags: str = "", changes=None) -> torch.Tensor:
-    """Train with a changed copy of a script, and return the best weights in one vector."""
-    changes = dict(changes or {})
-    if not name.endswith(".py"):
-        changes |= ONLY_WRAPPED | (DIVIDED if "divided" in name else {})
-        name = "12_plain.py"
+    With 0 processes, the script is started without a launcher.
+    """
     text = (REPOSITORY / "tutorials" / name).read_text()
     for old, new in changes.items():
         if old not in text:
@@ -112,12 +117,22 @@ def train(launcher: str, name: str, folder: Path, flags: str = "", changes=None)
     folder.mkdir()
     script = folder / "script.py"
     script.write_text(text)
+    launcher = f"torchrun --standalone --nproc-per-node {processes}"
+    if name == "12_accelerate.py":
+        launcher = f"accelerate launch --config_file {CONFIGS[processes]}"
+    launcher = launcher if processes else "python"
     command = f"{launcher} '{script}' {flags} --folder '{folder}'"
     run = run_to_end(command, time_limit=300)
     if run.returncode:
         raise RuntimeError(f"{command} failed:\n{run.stderr}")
-    state = torch.load(next(folder.glob("**/best.pt")))
-    return torch.cat([each.flatten().double() for each in state.values()])
+    return last_weights(folder)
+
+
+def last_weights(folder: Path) -> torch.Tensor:
+    """Return the weights of the last checkpoint, sorted by their names."""
+    file = next(folder.glob("**/last.pt"), None)  # a process of a wrong script has its own folder
+    state = torch.load(file)["model"] if file else load_file(folder / "last/model.safetensors")
+    return torch.cat([state[name].flatten().double() for name in sorted(state)])
 
 
 def score_of(folder: Path) -> float:

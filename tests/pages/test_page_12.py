@@ -128,14 +128,42 @@ dist.destroy_process_group()
 """
 
 
-def test_the_comparison_finds_the_wrong_script_by_its_weights_but_not_by_its_score():
+def test_the_comparison_finds_three_of_four_wrong_scripts_by_their_weights():
     page = TUTORIALS / "12_your_own_script.md"
     rows = rows_below(page, "program, seed 0")
-    same = ["equal bits"] * 2 + ["different"] * 4
+    same = ["equal bits"] * 2 + ["different"] * 6
     assert [row[1:3] for row in rows] == [
-        [processes, bits] for processes, bits in zip("112222", same, strict=True)
+        [processes, bits] for processes, bits in zip("11222222", same, strict=True)
     ]
-    assert all(row[4] == "inside" for row in rows)
-    accelerate, ddp, (name, _, difference), (divided, *_, unseen) = rows_below(page, "program")
-    assert accelerate[2] == ddp[2] == unseen == "below 1e-10"
-    assert "only wrapped" in name and float(difference) > 0.01 and "divided" in divided
+    assert [row[4] for row in rows] == ["yes"] * 6 + ["no", "yes"]
+    differences = [row[2] for row in rows_below(page, "program")]
+    small = "below 1e-10"
+    assert [each == small for each in differences] == [True, True, False, True, False, False]
+    assert all(float(each) > 0.01 for each in differences if each != small)
+
+
+def test_the_audit_finds_what_the_page_says_it_finds_in_the_script_that_is_only_wrapped(
+    start, tmp_path
+):
+    names = runpy.run_path(str(TUTORIALS / "12_compare.py"))
+    folders = "    options.folder /= str(torch.distributed.get_rank())\n"
+    wrapped = {old: new.replace(folders, "") for old, new in names["ONLY_WRAPPED"].items()}
+    script = changed(PLAIN, tmp_path, wrapped | FEWER_IMAGES)
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, script, "--epochs", 1]
+    audit = start(["accel-demo", "audit", "--", *command, "--folder", tmp_path / "files"])
+    assert audit.returncode == 1, audit.stderr
+    assert "checked in 2 processes: connected processes" in audit.stdout
+    for finding in (
+        "all ranks draw the same random numbers from torch",  # 3
+        "2 ranks write",  # 5
+        'The names of the saved tensors begin with "module."',  # 6
+        "2 backward passes of a step average the gradients",  # 8
+    ):
+        assert finding in audit.stdout, audit.stdout
+
+
+def test_distance_prints_the_largest_difference_between_two_files(start, tmp_path):
+    for name, value in (("one", 1.0), ("other", 1.25)):
+        torch.save({"a": torch.zeros(3), "b": torch.tensor([value])}, tmp_path / name)
+    command = ["python", TUTORIALS / "12_distance.py", tmp_path / "one", tmp_path / "other"]
+    assert start(command).stdout == "0.25\n"

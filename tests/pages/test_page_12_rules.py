@@ -1,4 +1,4 @@
-"""Page 12: rules of the page that its own scripts don't show, each tried on two processes."""
+"""Pages 12 and 95: rules that their own scripts don't show, each tried on two processes."""
 
 import copy
 
@@ -67,6 +67,19 @@ def weights_after_adam(dtype: torch.dtype) -> float:
     return max((one - two).abs().max().item() for one, two in pairs)
 
 
+def error_after_freezing() -> str:
+    """Freeze a layer of a wrapped model, and return what its next forward but one raises."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    wrapper = DistributedDataParallel(model)
+    model[0].requires_grad_(False)
+    wrapper(torch.ones(2, 4)).sum().backward()
+    try:
+        wrapper(torch.ones(2, 4))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def orders() -> tuple[list[int], list[int]]:
     """Return the order of a seeded `RandomSampler`, and this rank's `DistributedSampler`."""
     generator = torch.Generator().manual_seed(7 + 100)
@@ -78,7 +91,8 @@ def orders() -> tuple[list[int], list[int]]:
 def everything() -> dict:
     sizes = (torch.float32, torch.float64)
     adam = {str(dtype): weights_after_adam(dtype) for dtype in sizes}
-    return {"tokens": token_gradients(), "adam": adam, "orders": orders()}
+    frozen = error_after_freezing()
+    return {"tokens": token_gradients(), "adam": adam, "orders": orders(), "frozen": frozen}
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +109,11 @@ def test_adam_turns_rounding_into_differences_that_float64_does_not_have(ranks):
     for rank in ranks:
         assert 1e-5 < rank["adam"]["torch.float32"] < 3e-3
         assert rank["adam"]["torch.float64"] < 1e-10
+
+
+def test_freezing_a_layer_of_a_wrapped_model_causes_an_error_in_the_next_step(ranks):
+    for rank in ranks:
+        assert "Expected to have finished reduction in the prior iteration" in rank["frozen"]
 
 
 def test_a_distributed_sampler_divides_the_order_of_a_seeded_sampler(ranks):
