@@ -1,0 +1,30 @@
+"""Compute an accuracy with `gather`, which keeps the samples that fill up the last batch.
+
+accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
+    tutorials/pitfalls/gather_keeps_padding_broken.py
+"""
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def main():
+    accelerator = Accelerator(cpu=True)
+    data = torch.arange(10.0)[:, None]
+    model, loader = accelerator.prepare(nn.Linear(1, 1), DataLoader(data, batch_size=4))
+    correct = []
+    model.eval()
+    with torch.no_grad():
+        for batch in loader:
+            model(batch)
+            correct.append(accelerator.gather(batch[:, 0] < 3))  # samples 0, 1 and 2 are correct
+    correct = torch.cat(correct)
+    share = f"{int(correct.sum())} of {len(correct)} samples"
+    accelerator.print(f"{accelerator.num_processes} processes: {share} are correct")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
