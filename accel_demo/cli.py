@@ -12,6 +12,7 @@ from accel_demo.options import Parser
 
 COMMANDS = {  # the question that each command answers
     "audit": "What is wrong with my training script?",
+    "explain": "What does this error message mean?",
     "doctor": "What hardware do I have, and does my launch config start the processes it promises?",
     "shards": "Which process reads which sample in each epoch?",
     "lr": "How do the learning rate and the loss change with more processes?",

@@ -25,7 +25,7 @@ NOT_RUN = ("python3 -m venv", "source ", "python -m pip", "CUDA_VISIBLE_DEVICES=
 
 COURSE = yaml.safe_load((TUTORIALS / "course.yaml").read_text())
 QUESTIONS = yaml.safe_load((TUTORIALS / "questions.yaml").read_text())
-INDEX = yaml.safe_load((TUTORIALS / "messages.yaml").read_text())
+INDEX = yaml.safe_load((TUTORIALS.parent / "accel_demo/lab/explain/messages.yaml").read_text())
 
 
 def prose_of(text: str) -> str:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from accel_demo.lab.explain.catalog import fixed_parts, pattern_of
 from tests.conftest import REPOSITORY, run_to_end
 from tests.pages.pages import TUTORIALS, headings_of, section
 
@@ -118,14 +119,8 @@ def test_a_message_is_below_its_heading_or_in_an_output_of_the_page(row):
     assert any(row["message"] in line for line in places.splitlines())
 
 
-def fixed_parts(message: str) -> list[str]:
-    """Return the parts of a message that are always the same."""
-    parts = re.split(r"…|cuda(?::\d)?|\bcpu\b|\d+", message)
-    return [part for part in parts if part.strip()]
-
-
 def contains(text: str, message: str) -> bool:
-    return bool(re.search(".*".join(map(re.escape, fixed_parts(message))), text))
+    return bool(pattern_of(message).search(text))
 
 
 def printed_by(program: str) -> str:
