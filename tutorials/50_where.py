@@ -33,7 +33,7 @@ def last_collective() -> str:
     if not calls:
         return "no collective"
     last = calls[-1]
-    return f"collective {len(calls)}, {last['profiling_name']} {last['input_sizes']}"
+    return f"collective {len(calls)}: {last['profiling_name'].removeprefix('gloo:')}"
 
 
 def report(script: str) -> None:

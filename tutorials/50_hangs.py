@@ -1,0 +1,68 @@
+"""Start every script of the gallery that hangs, in two processes, and print where each rank is.
+
+python tutorials/50_hangs.py
+
+The processes of all scripts wait at the same time. Each script gives up after 5 seconds.
+"""
+
+import multiprocessing
+import os
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+
+import torch  # noqa: F401 (imported once, before the processes are forked)
+
+from accel_demo import show
+from accel_demo.lab.explain.catalog import pitfalls
+from accel_demo.processes.launch import free_port
+
+TUTORIALS = Path(__file__).parent
+SECONDS = 3
+PROCESSES = 2
+
+
+def run_rank(script: Path, rank: int, port: int, output: Path) -> None:
+    """Run the script as one rank, and write all that it prints to a file."""
+    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{PROCESSES}"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "OMP_NUM_THREADS": "1"}
+    with open(output, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["50_where.py", f"{SECONDS}", f"{script}"]
+    runpy.run_path(str(TUTORIALS / "50_where.py"), run_name="__main__")
+
+
+def place_in(output: Path, rank: int) -> str:
+    """Return where the rank was, without the name of the script, or that it had ended."""
+    lines = [line for line in output.read_text().splitlines() if line.startswith(f"rank {rank}: ")]
+    line = lines[0].removeprefix(f"rank {rank}: ") if lines else "ended"
+    return line if line == "ended" else f"line {line.partition(':')[2]}"
+
+
+def main() -> None:
+    hangs = [each for each in pitfalls() if each["symptom"] == "hangs" and "start" not in each]
+    fork, started = multiprocessing.get_context("fork"), []
+    with tempfile.TemporaryDirectory() as folder:
+        for pitfall in hangs:
+            script, port = TUTORIALS / f"pitfalls/{pitfall['name']}_broken.py", free_port()
+            outputs = [Path(folder, f"{pitfall['name']}-{rank}") for rank in range(PROCESSES)]
+            for rank, output in enumerate(outputs):
+                process = fork.Process(target=run_rank, args=(script, rank, port, output))
+                process.start()
+                started.append(process)
+        for process in started:
+            process.join()
+        rows = [
+            [
+                f"{pitfall['title']}",
+                *(place_in(Path(folder, f"{pitfall['name']}-{rank}"), rank) for rank in range(2)),
+            ]
+            for pitfall in hangs
+        ]
+    print(show.table(["what is wrong", "rank 0", "rank 1"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Train in two processes, with a check at each point at which they can come to differ from one process.
+
+torchrun --standalone --nproc-per-node 2 tutorials/51_checks.py
+"""
+
+import os
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LinearLR
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+SAMPLES, EPOCHS, GLOBAL_BATCH_SIZE = 64, 2, 16
+
+
+def of_all_ranks(value):
+    """Return a list with the value of each rank."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def are_equal(values):
+    return all(value == values[0] for value in values)
+
+
+def weights_of(model):
+    return [tensor.double().sum().item() for tensor in model.state_dict().values()]
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    inputs = torch.randn(SAMPLES, 4)
+    train_set = TensorDataset(torch.arange(SAMPLES), inputs, inputs.sum(1, keepdim=True))
+    sampler = DistributedSampler(train_set)
+    batch_size = GLOBAL_BATCH_SIZE // world_size
+    train_loader = DataLoader(train_set, batch_size, sampler=sampler)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    steps = EPOCHS * len(train_loader)
+    scheduler = LinearLR(optimizer, 1.0, 0.1, steps)
+    torch.manual_seed(rank)
+
+    # 1. Are the processes connected?
+    started = int(os.environ["WORLD_SIZE"])
+    assert world_size == started > 1, f"{started} started, {world_size} connected"
+
+    # 2. Does one step use as many samples as before?
+    assert sum(of_all_ranks(batch_size)) == GLOBAL_BATCH_SIZE, of_all_ranks(batch_size)
+
+    # 3. Do all ranks start with the same weights?
+    assert are_equal(of_all_ranks(weights_of(model))), of_all_ranks(weights_of(model))
+
+    # 4. Do the ranks draw different random numbers from here on?
+    assert len(set(of_all_ranks(torch.initial_seed()))) == world_size, "equal dropout masks"
+
+    orders = []
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        seen = []
+        for numbers, inputs, targets in train_loader:
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+
+            # 5. Have the gradients been averaged?
+            gradients = [parameter.grad.sum().item() for parameter in model.parameters()]
+            assert are_equal(of_all_ranks(gradients)), of_all_ranks(gradients)
+
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            seen += numbers.tolist()
+
+        # 6. Are the weights still equal?
+        assert are_equal(of_all_ranks(weights_of(model))), of_all_ranks(weights_of(model))
+
+        # 7. Was each sample read once?
+        counts = Counter(sum(of_all_ranks(seen), []))
+        assert len(counts) == SAMPLES and max(counts.values()) == 1, counts
+
+        # 8. Is the order a new one?
+        assert seen not in orders, f"epoch {epoch} repeats an order"
+        orders.append(seen)
+
+    # 9. Does the schedule end with the training?
+    assert scheduler.last_epoch == steps, f"{scheduler.last_epoch} of {steps} steps"
+
+    # 10. Is the metric computed from each sample once?
+    model.eval()
+    part = range(rank, SAMPLES, world_size)
+    with torch.no_grad():
+        errors = [(n, model.module(train_set[n][1]).sub(train_set[n][2]).abs().item()) for n in part]
+    errors = sum(of_all_ranks(errors), [])
+    assert sorted(number for number, _ in errors) == list(range(SAMPLES)), len(errors)
+
+    if rank == 0:
+        print(f"{world_size} processes: all ten checks passed")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
