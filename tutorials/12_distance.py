@@ -9,4 +9,5 @@ import torch
 
 one, other = (torch.load(file, map_location="cpu", weights_only=True) for file in sys.argv[1:])
 assert one.keys() == other.keys(), one.keys() ^ other.keys()
-print(max((one[name].double() - other[name].double()).abs().max().item() for name in one))
+differences = [(one[name].double() - other[name].double()).abs().max() for name in one]
+print(torch.stack(differences).max().item())

@@ -21,7 +21,7 @@ from accel_demo import show
 from accel_demo.wording import listed
 
 NUMBERS = torch.arange(10)  # each sample is its own index
-HEAD = ["loader", "rank 0 reads", "rank 1 reads", "compared with one process"]
+HEAD = ["loader", "rank 0 gets", "rank 1 gets", "compared with one process"]
 
 
 class Permutation(Sampler):
@@ -61,6 +61,7 @@ def loaders():
         "`DataLoader(data, 2)`": DataLoader(NUMBERS, 2),
         "`WeightedRandomSampler`": DataLoader(NUMBERS, 2, sampler=weighted),
         "`SubsetRandomSampler`": DataLoader(NUMBERS, 2, sampler=half),
+        "`drop_last=True`": DataLoader(NUMBERS, 3, drop_last=True),
         "`Subset`": DataLoader(Subset(NUMBERS, range(5)), 2),
         "own sampler, no generator": DataLoader(NUMBERS, 2, sampler=Permutation()),
         "own batch sampler": DataLoader(NUMBERS, batch_sampler=Batches(*batches)),
