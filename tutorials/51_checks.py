@@ -94,7 +94,9 @@ def main():
     model.eval()
     part = range(rank, SAMPLES, world_size)
     with torch.no_grad():
-        errors = [(n, model.module(train_set[n][1]).sub(train_set[n][2]).abs().item()) for n in part]
+        errors = [
+            (n, model.module(train_set[n][1]).sub(train_set[n][2]).abs().item()) for n in part
+        ]
     errors = sum(of_all_ranks(errors), [])
     assert sorted(number for number, _ in errors) == list(range(SAMPLES)), len(errors)
 

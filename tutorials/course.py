@@ -16,6 +16,8 @@ from pathlib import Path
 
 import yaml
 
+from accel_demo.lab.explain.catalog import FOLDER, pitfalls, symptoms
+
 TUTORIALS = Path(__file__).parent
 SECONDS = TUTORIALS / "seconds.yaml"
 HEAD = "# Seconds that the commands of each page take on two cores: python tutorials/course.py\n"
@@ -25,7 +27,7 @@ NOT_RUN = ("python3 -m venv", "source ", "python -m pip", "CUDA_VISIBLE_DEVICES=
 
 COURSE = yaml.safe_load((TUTORIALS / "course.yaml").read_text())
 QUESTIONS = yaml.safe_load((TUTORIALS / "questions.yaml").read_text())
-INDEX = yaml.safe_load((TUTORIALS.parent / "accel_demo/lab/explain/messages.yaml").read_text())
+INDEX = yaml.safe_load((FOLDER / "messages.yaml").read_text())
 
 
 def prose_of(text: str) -> str:
@@ -137,6 +139,25 @@ def print_symptoms() -> None:
     print("| what you see | answer |\n|---|---|")
     for row in INDEX["symptoms"]:
         print(f"| {row['symptom']} | {link(row)} |")
+
+
+def print_pitfalls() -> None:
+    """Print a table of the gallery's pitfalls for each symptom, as Markdown."""
+    for symptom, heading in symptoms().items():
+        rows = [each for each in pitfalls() if each["symptom"] == symptom]
+        if not rows:
+            continue
+        print(
+            f"\n### {heading}\n\n| what is wrong | why, and what to do | scripts | audit | page |"
+        )
+        print("|---|---|---|---|---|")
+        for row in rows:
+            name = row["name"]
+            scripts = f"[broken](pitfalls/{name}_broken.py), [fixed](pitfalls/{name}_fixed.py)"
+            seen = "error" if "audit" in row else "note" if "note" in row else row["unseen"]
+            title = f"[{row['title']}]({row['thread']})" if "thread" in row else row["title"]
+            page = link(row) if "page" in row else ""
+            print(f"| {title} | {row['cause']} {row['cure']} | {scripts} | {seen} | {page} |")
 
 
 def print_messages() -> None:

@@ -14,6 +14,12 @@ VARIES = re.compile(r"…|cuda(?::\d)?|\bcpu\b|\d+")
 
 
 @cache
+def symptoms() -> dict[str, str]:
+    """Return what the reader sees, by the key that the pitfalls use."""
+    return yaml.safe_load((FOLDER / "pitfalls.yaml").read_text())["symptoms"]
+
+
+@cache
 def pitfalls() -> list[dict]:
     """Return the entries of pitfalls.yaml, which says what their keys mean."""
     files = sorted(FOLDER.glob("pitfalls*.yaml"))
