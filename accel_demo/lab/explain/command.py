@@ -3,9 +3,9 @@
 accel-demo explain train.log
 torchrun --standalone --nproc-per-node 2 train.py 2>&1 | accel-demo explain
 
-Each message that the course explains is named, with its line, its cause and its cure as far as they are
-known, and the page to read. The exit code is 0 if there is one, 1 if there is none, and 2 if the file
-can't be read. Nothing is sent anywhere.
+Each message that the course explains is named, with its line, its cause and its cure as far as
+they are known, and the page to read. The exit code is 0 if there is one, 1 if there is none, and 2
+if the file can't be read. Nothing is sent anywhere.
 """
 
 import sys
