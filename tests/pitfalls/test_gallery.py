@@ -1,7 +1,7 @@
-"""Test that each broken script of the gallery breaks as its entry says, and each fixed one does not.
+"""Test that each broken script of the gallery breaks as its entry says, and each fixed one works.
 
-Most scripts run in two processes that are forked from the fork server, under observation. Those that
-start their own processes, or need a certain launcher, run as their entry says.
+Most scripts run in two processes that are forked from the fork server, under observation. Those
+that start their own processes, or need a certain launcher, run as their entry says.
 """
 
 import difflib
@@ -23,7 +23,7 @@ VERSIONS = "broken", "fixed"
 
 
 def run(name: str, version: str, folder: Path) -> tuple[int, str, set[str], set[str]]:
-    """Run a script. Return its exit code, its output, and the checks that found and noted something."""
+    """Run a script. Return its exit code, its output, and the checks that found or noted a fault."""
     entry, script = PITFALLS[name], SCRIPTS / f"{name}_{version}.py"
     if "start" in entry:
         return run_as_its_entry_says(entry["start"].replace("SCRIPT", str(script)), folder)

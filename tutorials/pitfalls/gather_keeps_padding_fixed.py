@@ -1,4 +1,4 @@
-"""Compute an accuracy with `gather_for_metrics`, which drops the samples that fill up the last batch.
+"""Compute an accuracy with `gather_for_metrics`, which drops what fills up the last batch.
 
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
     tutorials/pitfalls/gather_keeps_padding_fixed.py
