@@ -23,7 +23,7 @@ VERSIONS = "broken", "fixed"
 
 
 def run(name: str, version: str, folder: Path) -> tuple[int, str, set[str], set[str]]:
-    """Run a script. Return its exit code, its output, and the checks that found or noted a fault."""
+    """Run a script. Return its exit code and output, and the checks that found or noted a fault."""
     entry, script = PITFALLS[name], SCRIPTS / f"{name}_{version}.py"
     if "start" in entry:
         return run_as_its_entry_says(entry["start"].replace("SCRIPT", str(script)), folder)

@@ -19,9 +19,8 @@ def main():
     with torch.no_grad():
         for batch in loader:
             model(batch)
-            correct.append(
-                accelerator.gather_for_metrics(batch[:, 0] < 3)
-            )  # samples 0, 1 and 2 are correct
+            # Samples 0, 1 and 2 are correct.
+            correct.append(accelerator.gather_for_metrics(batch[:, 0] < 3))
     correct = torch.cat(correct)
     share = f"{int(correct.sum())} of {len(correct)} samples"
     accelerator.print(f"{accelerator.num_processes} processes: {share} are correct")
