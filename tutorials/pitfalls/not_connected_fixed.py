@@ -1,0 +1,35 @@
+"""Train in two connected processes, each on half of the samples.
+
+torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/not_connected_fixed.py
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    data = torch.arange(32.0)[:, None]
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+    samples_seen = 0
+    for batch in loader:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        samples_seen += len(batch)
+    if os.environ["RANK"] == "0":
+        processes = os.environ["WORLD_SIZE"]
+        print(f"rank 0 of {processes} trains on {samples_seen} of {len(data)} samples")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
