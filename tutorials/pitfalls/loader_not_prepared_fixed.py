@@ -1,0 +1,34 @@
+"""Train with a prepared loader: each rank reads its share of the samples.
+
+accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
+    tutorials/pitfalls/loader_not_prepared_fixed.py
+"""
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, set_seed
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def main():
+    accelerator = Accelerator(cpu=True)
+    set_seed(0)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    loader = DataLoader(torch.arange(16.0)[:, None], batch_size=2, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    samples = []
+    for batch in loader:
+        accelerator.backward(model(batch).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        samples += batch.int().flatten().tolist()
+    samples = gather_object(samples)
+    read = f"read {len(samples)} samples, {len(set(samples))} different ones"
+    accelerator.print(f"{accelerator.num_processes} processes {read}")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Load weights to `accelerator.device`, which is `cpu:0` in several processes without GPUs.
+
+accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
+    tutorials/pitfalls/map_location_broken.py
+"""
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def main():
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(torch.rand(16, 1), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for batch in loader:
+        accelerator.backward(model(batch).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.save(accelerator.unwrap_model(model).state_dict(), "model.pt")
+    accelerator.wait_for_everyone()
+    device = accelerator.device
+    accelerator.print(f"{accelerator.num_processes} processes load to {device}", flush=True)
+    weights = torch.load("model.pt", map_location=device)
+    accelerator.unwrap_model(model).load_state_dict(weights)
+    accelerator.print(f"{len(weights)} tensors loaded")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Load all samples into the memory of each process.
+
+torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/memory_times_processes_broken.py
+"""
+
+from pathlib import Path
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    path = Path("samples.npy")
+    if rank == 0:
+        numpy.save(path, numpy.random.rand(64, 1000).astype("float32"))
+    dist.barrier()
+    data = torch.from_numpy(numpy.load(path))
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+    model = DistributedDataParallel(nn.Linear(1000, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.0001)
+    for batch in loader:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    size = torch.tensor(data.nbytes)
+    dist.all_reduce(size)
+    if rank == 0:
+        files = size / path.stat().st_size
+        print(f"{world_size} processes: {files:.1f} times the file's size is in memory")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

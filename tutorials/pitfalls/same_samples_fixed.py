@@ -1,0 +1,36 @@
+"""Train with a loader whose `DistributedSampler` divides the samples between the ranks.
+
+torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/same_samples_fixed.py
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    data = torch.arange(16.0)[:, None]
+    loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data))
+    samples = []
+    for batch in loader:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        samples += batch.int().flatten().tolist()
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, samples)
+    samples = sum(parts, [])
+    read = f"read {len(samples)} samples, {len(set(samples))} different ones"
+    if dist.get_rank() == 0:
+        print(f"{len(parts)} processes {read}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Split off the same validation samples on each rank, with a generator of their own.
+
+torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/shuffle_with_own_seed_fixed.py
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, random_split
+
+
+def main():
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    torch.manual_seed(dist.get_rank())  # so that augmentation differs
+    data = torch.arange(24.0)[:, None]
+    train_data, valid_data = random_split(data, [16, 8], torch.Generator().manual_seed(0))
+    samples = set()
+    for batch in DataLoader(train_data, batch_size=2, sampler=DistributedSampler(train_data)):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        samples.update(batch.int().flatten().tolist())
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, samples)
+    if dist.get_rank() == 0:
+        trained = set.union(*parts)
+        known = [len(trained & set(part.indices)) for part in (train_data, valid_data)]
+        print(f"{len(parts)} processes train on {known[0]} of rank 0's 16 training samples")
+        print(f"and on {known[1]} of its 8 validation samples")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Let an `IterableDataset` yield the share of its rank, and then let Accelerate divide it again.
+
+accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
+    tutorials/pitfalls/stream_divided_twice_broken.py
+"""
+
+from itertools import islice
+
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration, PartialState
+from accelerate.utils import gather_object
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        numbers, state = torch.arange(16.0)[:, None], PartialState()
+        yield from islice(numbers, state.process_index, None, state.num_processes)
+
+
+def main():
+    # Each rank reads the stream itself, instead of getting its batches from rank 0.
+    configuration = DataLoaderConfiguration(dispatch_batches=False)
+    accelerator = Accelerator(cpu=True, dataloader_config=configuration)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    loader = DataLoader(Stream(), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    samples = []
+    for batch in loader:
+        accelerator.backward(model(batch).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        samples += batch.int().flatten().tolist()
+    samples = set(gather_object(samples))
+    accelerator.print(f"{accelerator.num_processes} processes read {len(samples)} of 16 samples")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

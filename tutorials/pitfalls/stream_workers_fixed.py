@@ -1,0 +1,48 @@
+"""Read an `IterableDataset` with two loader workers, each of which yields its own samples.
+
+torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/stream_workers_fixed.py
+"""
+
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+
+class Stream(IterableDataset):
+    def __init__(self, rank, world_size):
+        self.rank, self.world_size = rank, world_size
+
+    def __iter__(self):
+        numbers = torch.arange(16.0)[:, None]
+        worker, workers = get_worker_info().id, get_worker_info().num_workers
+        start, step = self.rank * workers + worker, self.world_size * workers
+        yield from islice(numbers, start, None, step)
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    stream = Stream(dist.get_rank(), dist.get_world_size())
+    samples = []
+    for batch in DataLoader(stream, 2, num_workers=2, multiprocessing_context="forkserver"):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        samples += batch.int().flatten().tolist()
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, samples)
+    samples = sum(parts, [])
+    read = f"read {len(samples)} samples, {len(set(samples))} different ones"
+    if dist.get_rank() == 0:
+        print(f"{len(parts)} processes {read}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Create a TensorBoard run in every process.
+
+accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
+    tutorials/pitfalls/trackers_everywhere_broken.py
+"""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.tensorboard import SummaryWriter
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        accelerator = Accelerator(cpu=True)
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loader = DataLoader(torch.rand(16, 1), batch_size=2)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        writer = SummaryWriter(folder)
+        for step, batch in enumerate(loader):
+            loss = model(batch).square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            loss = accelerator.reduce(loss.detach(), "mean")
+            writer.add_scalar("loss", loss, step)
+        writer.close()
+        runs = torch.tensor(len(list(Path(folder).rglob("events.out*"))))
+        runs = accelerator.reduce(runs)  # over all processes
+        accelerator.print(f"TensorBoard runs of {accelerator.num_processes} processes: {runs}")
+        accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

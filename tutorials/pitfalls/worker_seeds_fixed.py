@@ -1,0 +1,46 @@
+"""Add noise to the samples with NumPy, whose seed depends on the rank.
+
+torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/worker_seeds_fixed.py
+"""
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        noise = numpy.random.normal()
+        return torch.tensor([index + noise]).float(), noise
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    numpy.random.seed(dist.get_rank())
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    noises = []
+    for batch, noise in DataLoader(Noisy(), batch_size=2, sampler=DistributedSampler(Noisy())):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        noises += noise.tolist()
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, noises)
+    noises = sum(parts, [])
+    if dist.get_rank() == 0:
+        print(
+            f"{len(parts)} processes: {len(set(noises))} random numbers for {len(noises)} samples"
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
