@@ -1,6 +1,6 @@
-"""Run a script. If it takes longer than some seconds, print at which line and collective it is.
+"""Run a script. If it fails, or takes longer than some seconds, print its line and its collective.
 
-torchrun --standalone --nproc-per-node 2 tutorials/50_where.py 3 train.py --its-own options
+torchrun --standalone --nproc-per-node 2 tutorials/50_where.py 60 train.py --its-own options
 """
 
 import linecache
@@ -18,12 +18,12 @@ import torch.distributed as dist
 MAIN = threading.main_thread().ident
 
 
-def line_in(script: str) -> str:
-    """Return the innermost line of the script in the main thread's stack."""
-    stack = traceback.extract_stack(sys._current_frames()[MAIN])
-    own = [frame for frame in stack if Path(frame.filename).resolve() == Path(script).resolve()]
-    number = own[-1].lineno
-    return f"{Path(script).name}:{number} {linecache.getline(script, number).strip()}"
+def line_in(script: str, stack: traceback.StackSummary) -> str:
+    """Return the innermost line of the script in a stack."""
+    path = Path(script).resolve()
+    numbers = [frame.lineno for frame in stack if Path(frame.filename).resolve() == path]
+    line = linecache.getline(script, numbers[-1]).strip() if numbers else "not in the script"
+    return f"line {numbers[-1] if numbers else '?'} {line}"
 
 
 def last_collective() -> str:
@@ -32,20 +32,28 @@ def last_collective() -> str:
     calls = [call for call in record["entries"] if not call["is_p2p"]]
     if not calls:
         return "no collective"
-    last = calls[-1]
-    return f"collective {len(calls)}: {last['profiling_name'].removeprefix('gloo:')}"
+    return f"collective {len(calls)}: {calls[-1]['profiling_name'].removeprefix('gloo:')}"
 
 
-def report(script: str) -> None:
+def report(script: str, error: BaseException | None = None) -> None:
+    """Print where the main thread is, or where it has failed."""
+    if error:
+        stack = traceback.extract_tb(error.__traceback__)
+    else:
+        stack = traceback.extract_stack(sys._current_frames()[MAIN])
+    collective = last_collective() if dist.is_initialized() else "not connected"
     rank = os.environ.get("RANK", "?")
-    place = f"{line_in(script)}, {last_collective()}" if dist.is_initialized() else "not connected"
-    print(f"rank {rank}: {place}", flush=True)
+    print(f"rank {rank}: {line_in(script, stack)}, {collective}", flush=True)
 
 
 if __name__ == "__main__":
-    seconds, script, *sys.argv = sys.argv[1], *sys.argv[2:3], *sys.argv[2:]
+    seconds, script, *options = sys.argv[1:]
+    sys.argv = [script, *options]
     timer = threading.Timer(float(seconds), report, [script])
     timer.daemon = True
     timer.start()
-    runpy.run_path(script, run_name="__main__")
-    print(f"rank {os.environ.get('RANK', '?')}: ended", flush=True)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException as error:
+        report(script, error)
+        raise
