@@ -97,6 +97,31 @@ def test_messages_with_the_same_meaning_are_explained_once(explained):
     assert output.startswith("line 1 (and 1 more line): failed")
 
 
+def test_a_pitfall_with_a_message_belongs_to_the_explanation_of_its_line(monkeypatch, explained):
+    keys = ("name", "title", "cause", "cure", "message", "page", "heading")
+    texts = [
+        ("late", "One is late", "It waits.", "Hurry.", "Watchdog caught … timeout", 20, "Order"),
+        ("own", "Nobody knows it", "It is new.", "Read.", "a message without a row", 30, "New"),
+        ("absent", "Not here", "None.", "None.", "a message that is not in the log", 30, "No"),
+    ]
+    pitfalls = [dict(zip(keys, values, strict=True)) for values in texts]
+    monkeypatch.setattr("accel_demo.lab.explain.command.pitfalls", lambda: pitfalls)
+    code, output = explained(f"{TIMEOUT}a message without a row\n")
+    known, new = output.split("\n\n")
+    assert code == 0
+    assert [line.strip() for line in known.splitlines()[2:]] == [
+        "One is late",
+        "cause: It waits.",
+        "cure: Hurry.",
+        "scripts: tutorials/pitfalls/late_broken.py and _fixed.py",
+        'read: page 20, "Common mistakes", page 20, "Order"',
+    ]
+    assert new.startswith(
+        "line 2: a message without a row\n  Nobody knows it\n    cause: It is new."
+    )
+    assert "Not here" not in output
+
+
 def test_an_exit_code_that_is_no_signal_is_not_taken_for_one(explained):
     code, output = explained("failed (exitcode: 1) local_rank: 0 (pid: 917) of binary: python")
     assert code == 1, output

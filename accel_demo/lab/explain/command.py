@@ -61,7 +61,7 @@ def read(file: Path) -> str:
     """Return the text of a file, or of standard input if it is `-`, without colors."""
     if str(file) == "-":
         if sys.stdin is None:
-            raise UserError("there is no standard input. Name a file: accel-demo explain FILE")
+            raise UserError("there is no standard input, so name a file: accel-demo explain FILE")
         if sys.stdin.isatty():
             print("Paste the message, then press Ctrl-D:", file=sys.stderr)
         content = sys.stdin.buffer.read()
