@@ -3,32 +3,35 @@
 accel-demo explain train.log
 torchrun --standalone --nproc-per-node 2 train.py 2>&1 | accel-demo explain
 
-Each message that the course explains is named, with its line, its cause and its cure as far as
-they are known, and the page to read. The exit code is 0 if there is one, 1 if there is none, and 2
+Each known message is printed with its line, its cause, its cure, and the page that explains it, if
+there is one. The exit code is 0 if a message is found, 1 if none or only harmless ones are, and 2
 if the file can't be read. Nothing is sent anywhere.
 """
 
+import re
 import sys
+from bisect import bisect
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 
 from accel_demo.errors import UserError
-from accel_demo.lab.explain.catalog import messages, pattern_of, pitfalls
+from accel_demo.lab.explain.catalog import messages, pitfalls, places_of
 from accel_demo.options import Parser
 from accel_demo.wording import counted, listed
 
 LONGEST = 160  # characters of a line of the log that are printed
+COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @dataclass
 class Explanation:
-    """A message that occurs in a log, and what the course says about it."""
+    """What the course says about the message in some lines of a log."""
 
-    message: str
-    text: str  # the first line that contains it
-    row: dict  # of messages.yaml, or empty
-    pitfalls: list[dict]  # those that cause it
-    lines: list[int] = field(default_factory=list)  # from 1
+    text: str  # the first of these lines
+    lines: list[int]  # from 1
+    row: dict  # of messages.yaml, the first that says this; or empty
+    pitfalls: list[dict] = field(default_factory=list)  # those that cause it
 
 
 def main(arguments: list[str]) -> int:
@@ -37,8 +40,9 @@ def main(arguments: list[str]) -> int:
     help = "a log, or - for standard input (default)"
     parser.add_argument("file", type=Path, nargs="?", default=Path("-"), metavar="FILE", help=help)
     options = parser.parse_args(arguments)
-    lines = read(options.file)
-    found = explain(lines)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character of the log
+    found = explain(read(options.file))
     faults = [each for each in found if not each.row.get("harmless")]
     for number, each in enumerate(faults):
         print("\n" * bool(number) + "\n".join(described(each)))
@@ -47,38 +51,55 @@ def main(arguments: list[str]) -> int:
             print(f"harmless: line {each.lines[0]}: {each.row['means']}")
     if not faults:
         print(
-            "No line contains a message that the course explains. "
+            f"No {'other ' * bool(found)}line contains a message that the course explains. "
             "If the results are wrong, or the program hangs, run: accel-demo audit -- COMMAND"
         )
     return 0 if faults else 1
 
 
-def read(file: Path) -> list[str]:
-    """Return the lines of a file, or of standard input if it is `-`."""
+def read(file: Path) -> str:
+    """Return the text of a file, or of standard input if it is `-`, without colors."""
     if str(file) == "-":
+        if sys.stdin is None:
+            raise UserError("there is no standard input, so name a file: accel-demo explain FILE")
         if sys.stdin.isatty():
             print("Paste the message, then press Ctrl-D:", file=sys.stderr)
-        return sys.stdin.buffer.read().decode(errors="replace").splitlines()
-    try:
-        return file.read_bytes().decode(errors="replace").splitlines()
-    except OSError as error:
-        raise UserError(f"{file} can't be read: {error.strerror}") from None
+        content = sys.stdin.buffer.read()
+    else:
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise UserError(f"{file} can't be read: {error.strerror}") from None
+    is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))  # as `>` writes it in PowerShell 5
+    text = content.decode("utf-16" if is_utf16 else "utf-8", errors="replace")
+    return COLORS.sub("", text) if "\x1b" in text else text
 
 
-def explain(lines: list[str]) -> list[Explanation]:
-    """Return the known messages in the lines, in the order of their first occurrence."""
-    known: dict[str, Explanation] = {}
+def explain(text: str) -> list[Explanation]:
+    """Return what is known about the messages in a text, in the order of their first lines.
+
+    Rows that say the same are one explanation. A pitfall belongs to the explanation of its line.
+    """
+    line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
+    text = text.replace("\r", "\n")  # a progress bar begins its line again
+
+    def explanation(row: dict, places: list[tuple[int, int]]) -> Explanation:
+        lines = sorted({bisect(line_starts, start) for start, _ in places})
+        return Explanation(text[slice(*min(places))], lines, row)
+
+    rows: dict[str, list[dict]] = {}
     for row in messages():
-        message = row.get("search", row["message"])
-        known[message] = Explanation(message, "", row, [])
+        rows.setdefault(row.get("means", row["message"]), []).append(row)
+    found = []
+    for same in rows.values():
+        if places := [place for row in same for place in places_of(row, text)]:
+            found.append(explanation(same[0], places))
     for pitfall in pitfalls():
-        if message := pitfall.get("message"):
-            known.setdefault(message, Explanation(message, "", {}, [])).pitfalls.append(pitfall)
-    for each in known.values():
-        pattern = pattern_of(each.message)
-        each.lines = [number for number, line in enumerate(lines, 1) if pattern.search(line)]
-        each.text = lines[each.lines[0] - 1].strip() if each.lines else ""
-    found = [each for each in known.values() if each.lines]
+        if "message" in pitfall and (places := list(places_of(pitfall, text))):
+            new = explanation({}, places)
+            owner = next((each for each in found if {*each.lines} & {*new.lines}), new)
+            owner.pitfalls.append(pitfall)
+            found += [owner] if owner is new else []
     return sorted(found, key=lambda each: each.lines[0])
 
 
@@ -86,7 +107,9 @@ def described(each: Explanation) -> list[str]:
     """Return the lines that explain a message."""
     first, *more = each.lines
     also = f" (and {counted(len(more), 'more line')})" if more else ""
-    text = each.text if len(each.text) <= LONGEST else f"{each.text[:LONGEST]} …"
+    text = each.text.strip()
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+    text = "".join(character for character in text if character.isprintable())
     described = [f"line {first}{also}: {text}"]
     if means := each.row.get("means"):
         described.append(f"  {means}")

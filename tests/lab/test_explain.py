@@ -1,0 +1,223 @@
+"""Test `accel-demo explain` with public error messages, logs of healthy runs and bad input."""
+
+import io
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from accel_demo.errors import UserError
+from accel_demo.lab.explain.catalog import messages, places_of
+from accel_demo.lab.explain.command import explain, main
+from tests.conftest import REPOSITORY, run_to_end
+
+FOLDER = Path(__file__).parent / "explain"
+PUBLIC = {file.stem: file for file in sorted(FOLDER.glob("public/*.txt"))}
+HEALTHY = {file.stem: file for file in sorted(FOLDER.glob("healthy/*.txt"))}
+EXPECTED = yaml.safe_load((FOLDER / "public.yaml").read_text())
+TIMEOUT = "[rank0]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)\n"
+
+
+@pytest.fixture
+def explained(tmp_path, capsys):
+    """`explained(content)` returns the exit code and the output for a file with this content."""
+
+    def explained(content: str | bytes) -> tuple[int, str]:
+        file = tmp_path / "train.log"
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return main([str(file)]), capsys.readouterr().out
+
+    return explained
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_an_error_that_people_report_in_public_is_explained(name, explained):
+    code, output = explained(PUBLIC[name].read_bytes())
+    if isinstance(EXPECTED[name], dict):
+        assert EXPECTED[name]["unknown"]
+        assert (code, output.startswith("No line contains a message")) == (1, True)
+    else:
+        assert EXPECTED[name] in output
+        assert code == (1 if output.startswith("harmless") else 0)
+
+
+def test_each_public_error_is_short_and_has_an_address():
+    assert set(PUBLIC) == set(EXPECTED)
+    assert len(PUBLIC) >= 20
+    texts = [file.read_text().splitlines() for file in PUBLIC.values()]
+    assert all(lines[0].startswith("# https://github.com/") for lines in texts)
+    assert all(2 <= len(lines) <= 13 for lines in texts)
+    assert len({lines[0] for lines in texts}) == len(texts)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_fault_is_found_in_the_log_of_a_healthy_run(name, explained):
+    code, output = explained(HEALTHY[name].read_bytes())
+    assert code == 1, output
+
+
+def test_there_are_logs_of_many_healthy_runs():
+    assert len(HEALTHY) >= 10
+    texts = [file.read_text() for file in HEALTHY.values()]
+    assert any("Setting OMP_NUM_THREADS environment variable" in text for text in texts)
+    assert any("The following values were not passed to" in text for text in texts)
+    assert any("it/s]" in text for text in texts)
+
+
+@pytest.mark.parametrize("row", messages(), ids=lambda row: row["message"])
+def test_a_row_finds_its_own_message(row):
+    before, after = "  0%|    | 0/9 [00:00<?, ?it/s]", " on rank 1\nthe next line"
+    assert len(list(places_of(row, before + row["message"] + after))) == 1
+    assert "means" in row or "harmless" not in row
+
+
+def test_a_message_is_named_with_its_line_its_meaning_and_its_page(explained):
+    code, output = explained("epoch 1\nepoch 2\n" + TIMEOUT * 3)
+    assert code == 0
+    first, means, page = output.splitlines()
+    assert first == "line 3 (and 2 more lines): " + TIMEOUT.strip()
+    assert means.startswith("  A rank waited in a collective until its time limit, because ")
+    assert page == '  read: page 20, "Common mistakes"'
+
+
+def test_messages_come_in_the_order_of_their_lines_and_the_harmless_ones_last(explained):
+    harmless = "The following values were not passed to `accelerate launch`"
+    code, output = explained(f"{harmless}\nCUDA out of memory\n{TIMEOUT}")
+    starts = [line[:9] for line in output.splitlines() if line and line[0] != " "]
+    assert (code, starts) == (0, ["line 2: C", "line 3: [", "harmless:"])
+
+
+def test_messages_with_the_same_meaning_are_explained_once(explained):
+    code, output = explained(
+        "failed (exitcode: -9) local_rank: 1\nSignal 9 (SIGKILL) received by PID 7"
+    )
+    assert (code, output.count("has killed this rank")) == (0, 1)
+    assert output.startswith("line 1 (and 1 more line): failed")
+
+
+def test_a_pitfall_with_a_message_belongs_to_the_explanation_of_its_line(monkeypatch, explained):
+    keys = ("name", "title", "cause", "cure", "message", "page", "heading")
+    texts = [
+        ("late", "One is late", "It waits.", "Hurry.", "Watchdog caught … timeout", 20, "Order"),
+        ("own", "Nobody knows it", "It is new.", "Read.", "a message without a row", 30, "New"),
+        ("absent", "Not here", "None.", "None.", "a message that is not in the log", 30, "No"),
+    ]
+    pitfalls = [dict(zip(keys, values, strict=True)) for values in texts]
+    monkeypatch.setattr("accel_demo.lab.explain.command.pitfalls", lambda: pitfalls)
+    code, output = explained(f"{TIMEOUT}a message without a row\n")
+    known, new = output.split("\n\n")
+    assert code == 0
+    assert [line.strip() for line in known.splitlines()[2:]] == [
+        "One is late",
+        "cause: It waits.",
+        "cure: Hurry.",
+        "scripts: tutorials/pitfalls/late_broken.py and _fixed.py",
+        'read: page 20, "Common mistakes", page 20, "Order"',
+    ]
+    assert new.startswith(
+        "line 2: a message without a row\n  Nobody knows it\n    cause: It is new."
+    )
+    assert "Not here" not in output
+
+
+def test_an_exit_code_that_is_no_signal_is_not_taken_for_one(explained):
+    code, output = explained("failed (exitcode: 1) local_rank: 0 (pid: 917) of binary: python")
+    assert code == 1, output
+
+
+@pytest.mark.parametrize(
+    ("content", "number"),
+    [
+        (" 10%|█   |\r 20%|██  |\r" + TIMEOUT, 1),
+        ("a\r\nb\r\n" + TIMEOUT.replace("\n", "\r\n"), 3),
+        (("a\nb\n" + TIMEOUT).encode("utf-16"), 3),
+        ("a\n\x1b[31mWatchdog caught \x1b[0m\x1b[1;32mcollective operation timeout\x1b[0m", 2),
+        (b"\x00\xff\xfe\x80 a\n" + TIMEOUT.encode(), 2),
+        ("│ " + TIMEOUT.strip() + " │", 1),
+    ],
+    ids=["progress bar", "Windows", "UTF-16", "colors", "binary", "frame"],
+)
+def test_a_message_is_found_in_any_form_of_a_log(content, number, explained):
+    code, output = explained(content)
+    assert (code, output.partition(":")[0]) == (0, f"line {number}")
+    assert output.replace("\n", "").isprintable()
+    assert "10%" not in output
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\r", bytes(range(256)) * 40, b"\xff\xfea"])
+def test_a_file_without_a_message_has_exit_code_1(content, explained):
+    code, output = explained(content)
+    assert (code, output.startswith("No line contains a message")) == (1, True)
+
+
+def test_standard_input_is_read_if_no_file_is_named(monkeypatch, capsys):
+    for arguments in ([], ["-"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TIMEOUT.encode())))
+        assert main(arguments) == 0
+        assert capsys.readouterr().out.startswith("line 1: [rank0]")
+
+
+def test_input_that_cannot_be_read_is_an_error_of_one_line(tmp_path, start, monkeypatch):
+    missing = tmp_path / "missing.log"
+    for file, reason in ((missing, "No such file or directory"), (tmp_path, "Is a directory")):
+        run = start(["accel-demo", "explain", file])
+        assert (run.returncode, run.stdout) == (2, "")
+        assert run.stderr == f"error: {file} can't be read: {reason}\n"
+    run = start(["accel-demo", "explain", "a.log", "b.log"])
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    monkeypatch.setattr(sys, "stdin", None)  # as after `accel-demo explain <&-`
+    with pytest.raises(UserError, match="there is no standard input"):
+        main([])
+
+
+def test_the_exit_code_of_the_command_is_that_of_main(tmp_path, start):
+    for content, code in (("", 1), (TIMEOUT + "█ CUDA out of memory", 0)):
+        (tmp_path / "train.log").write_text(content)
+        run = start(["accel-demo", "explain", tmp_path / "train.log"], PYTHONIOENCODING="ascii")
+        assert (run.returncode, run.stderr) == (code, "")
+
+
+def test_a_pipe_that_is_closed_early_is_no_error(tmp_path, start):
+    (tmp_path / "train.log").write_text(TIMEOUT)
+    command = f"accel-demo explain < {tmp_path}/train.log | head -c 1"
+    run = start(["bash", "-c", command])
+    assert (run.stdout, run.stderr) == ("l", "")
+
+
+def test_a_line_of_a_million_characters_is_read_once(explained):
+    """Searching for two parts of a message again and again would take hours."""
+    begin = time.process_time()
+    code, output = explained("rank 0 has more batches (" * 40_000 + TIMEOUT)
+    assert time.process_time() - begin < 2
+    assert (code, len(output.splitlines()[0]) < 200) == (0, True)
+
+
+def test_a_log_of_100_megabytes_takes_a_few_seconds():
+    line = "2026-01-01 12:00:00 INFO step 12345: loss 0.123456 on rank 1 of 8, device cuda:1\n"
+    text = line * (10**8 // len(line)) + TIMEOUT
+    begin = time.process_time()
+    [found] = explain(text)
+    assert time.process_time() - begin < 10
+    assert found.lines == [text.count("\n")]
+
+
+@pytest.mark.slow
+def test_the_installed_command_works_outside_the_repository(tmp_path):
+    """pip builds a package, as for users, so this test needs the network."""
+    pip = ["python", "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site"]
+    installed = run_to_end([*pip, REPOSITORY], timeout=300, real=True)
+    assert installed.returncode == 0, installed.stderr
+    (tmp_path / "train.log").write_text(TIMEOUT)
+    code = f"""
+import sys
+sys.path.insert(0, "{tmp_path}/site")
+import accel_demo.cli
+assert accel_demo.cli.__file__ == "{tmp_path}/site/accel_demo/cli.py"
+sys.argv = ["accel-demo", "explain", "train.log"]
+accel_demo.cli.main()
+"""
+    run = run_to_end(["python", "-c", code], cwd=tmp_path, real=True)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert 'read: page 20, "Common mistakes"' in run.stdout
