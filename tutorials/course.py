@@ -91,9 +91,6 @@ def print_pages() -> None:
             number = name[:2]
             if number[0] != str(part):
                 continue
-            if not (TUTORIALS / f"{name}.md").exists():
-                print(f"| {number} {title} (planned) | {question} | | |")
-                continue
             graded = (TUTORIALS / f"exercises/graders/{number}.py").exists()
             exercise = f"`accel-demo check {number}`" if graded else ""
             page = f"[{number} {title}]({name}.md)"
@@ -122,16 +119,13 @@ def print_terms() -> None:
 
 def print_questions() -> None:
     """Print a table of the questions in each part, in the order of the pages, as Markdown."""
-    pages = {name[:2]: (name, title) for name, title, _ in COURSE["pages"]}
     for part, heading in COURSE["parts"].items():
         rows = [row for row in QUESTIONS if str(row["page"])[0] == str(part)]
         if not rows:
             continue
         print(f"\n**{part} · {heading}**\n\n| question | 问题 | answer |\n|---|---|---|")
         for row in sorted(rows, key=lambda row: row["page"]):
-            title = pages[str(row["page"])][1]
-            answer = link(row) if "heading" in row else f"{row['page']} {title} (planned)"
-            print(f"| {row['en']} | {row['zh']} | {answer} |")
+            print(f"| {row['en']} | {row['zh']} | {link(row)} |")
 
 
 def print_symptoms() -> None:
