@@ -28,7 +28,7 @@ def main():
     with torch.no_grad():
         loss = (model(data) - 2 * data).square().mean()
     sizes = f"{2 * len(loader)} steps of {loader.total_batch_size} samples"
-    accelerator.print(f"{accelerator.num_processes} processes: {sizes}, a loss of {loss:.3f}")
+    accelerator.print(f"{accelerator.num_processes} processes: {sizes}, a loss of {loss:.2f}")
     accelerator.end_training()
 
 

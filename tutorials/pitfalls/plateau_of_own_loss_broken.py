@@ -35,7 +35,8 @@ def main():
     rates = [torch.empty_like(rate) for _ in range(dist.get_world_size())]
     dist.all_gather(rates, rate)
     if dist.get_rank() == 0:
-        print(f"2 processes: learning rates {rates[0].item():.4f} and {rates[1].item():.4f}")
+        first, second = (each.item() for each in rates)
+        print(f"{len(rates)} processes: learning rates {first:.4f} and {second:.4f}")
     dist.destroy_process_group()
 
 

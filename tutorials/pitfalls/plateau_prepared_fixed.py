@@ -19,7 +19,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = DataLoader(torch.linspace(0, 1, 16)[:, None], batch_size=2, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    scheduler = ReduceLROnPlateau(optimizer, patience=1)  # waits for a second bad epoch
+    scheduler = ReduceLROnPlateau(optimizer, patience=1)  # at the second bad loss in a row
     rates = []
     for validation_loss in (0.9, 0.8, 0.8, 0.7):  # a bad epoch follows a good one
         for batch in loader:
