@@ -1,0 +1,38 @@
+"""Let the gradient of a loss flow through `dist.all_reduce`, which autograd ignores.
+
+torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/all_reduce_without_gradient_broken.py
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def main():
+    dist.init_process_group("gloo")
+    world_size = dist.get_world_size()
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    data = torch.arange(16.0)[:, None]
+    [right] = torch.autograd.grad((model(data[:4]).mean() - 5).square(), model.weight)
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=False))
+    for step, batch in enumerate(loader):
+        mean = model(batch).mean()
+        dist.all_reduce(mean)
+        loss = (mean / world_size - 5).square()  # the mean over all ranks should become 5
+        loss.backward()
+        if dist.get_rank() == 0 and step == 0:
+            gradient = model.module.weight.grad.item()
+            print(f"{world_size} processes: the gradient is {gradient:.2f}")
+            print(f"that of the global batch is {right.item():.2f}")
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

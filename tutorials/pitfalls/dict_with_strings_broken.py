@@ -1,0 +1,23 @@
+"""Gather a dict that contains strings, of which only the keys come back.
+
+accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
+    tutorials/pitfalls/dict_with_strings_broken.py
+"""
+
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+
+def main():
+    accelerator = Accelerator(cpu=True)
+    data = [{"name": f"image-{number}", "label": number % 2} for number in range(5)]
+    loader = accelerator.prepare(DataLoader(data, batch_size=3))
+    names = []
+    for batch in loader:
+        names += accelerator.gather_for_metrics(batch)
+    accelerator.print(f"{accelerator.num_processes} processes: {names}")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Call `loss.backward()` under `accumulate`, so that nothing divides the loss.
+
+accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
+    tutorials/pitfalls/plain_backward_broken.py
+"""
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def main():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    data = torch.arange(8.0)[:, None]
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    [right] = torch.autograd.grad(model(data).square().mean(), model.weight)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=2))
+    gradients = []
+    for _ in range(3):
+        for batch in loader:  # a step combines 2 batches of 2 processes: all samples
+            with accelerator.accumulate(model):
+                loss = model(batch).square().mean()
+                loss.backward()
+                if accelerator.sync_gradients:
+                    gradients.append(model.module.weight.grad.item())
+                optimizer.step()
+                optimizer.zero_grad()
+    accelerator.print(f"{accelerator.num_processes} processes: the gradient is {gradients[0]:.2f}")
+    accelerator.print(f"the gradient of all samples is {right.item():.2f}")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Normalize with a running mean that each rank computes from its own samples; save rank 0's.
+
+torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/running_mean_of_rank_0_broken.py
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+class Normalized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+        self.linear = nn.Linear(1, 1)
+
+    def forward(self, inputs):
+        if self.training:
+            mean = inputs.mean(0)
+            self.mean = 0.5 * self.mean + 0.5 * mean
+        return self.linear(inputs - self.mean)
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Normalized())
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    data = torch.tensor([1.0, 3.0] * 16)[:, None] + torch.linspace(-0.01, 0.01, 32)[:, None]
+    loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=False))
+    for batch in loader:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), "model.pt")
+        mean = torch.load("model.pt")["mean"].item()
+        print(f"{dist.get_world_size()} processes: the saved mean is {mean:.1f}")
+        print(f"the mean of all samples is {data.mean().item():.1f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
