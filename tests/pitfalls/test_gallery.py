@@ -14,12 +14,15 @@ import pytest
 from accel_demo.lab.audit.command import run_checks
 from accel_demo.lab.audit.result import NOTE
 from accel_demo.lab.explain.catalog import pattern_of, pitfalls
+from accel_demo.lab.explain.command import explain
 from tests.conftest import REPOSITORY, run_to_end
 from tests.observer.test_checks import observe
 
 SCRIPTS = REPOSITORY / "tutorials/pitfalls"
 PITFALLS = {each["name"]: each for each in pitfalls()}
 VERSIONS = "broken", "fixed"
+QUICK = "no_set_epoch", "via_module", "gather_keeps_padding", "unused_parameters"  # run by default
+EACH = [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in PITFALLS]
 
 
 def run(name: str, version: str, folder: Path) -> tuple[int, str, set[str], set[str]]:
@@ -50,18 +53,21 @@ def run_as_its_entry_says(start: str, folder: Path) -> tuple[int, str, set[str],
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", PITFALLS)
+@pytest.mark.parametrize("name", EACH)
 def test_the_broken_script_breaks_as_described_and_the_fixed_one_works(name, version, tmp_path):
     entry = PITFALLS[name]
     code, output, found, noted = run(name, version, tmp_path)
     for line in entry[version]:
         assert line in output, output
+    faults = [each for each in explain(output) if not each.row.get("harmless")]
     if version == "fixed":
-        assert (code, found, noted) == (0, set(), set()), output
+        assert (code, found, noted, faults) == (0, set(), set(), []), output
         return
+    assert bool(faults) == bool(code or "message" in entry), output
     assert code == entry.get("exit", 0), output
     if "message" in entry:
         assert pattern_of(entry["message"]).search(output), output
+        assert entry in [pitfall for each in faults for pitfall in each.pitfalls], faults
     assert found == set(entry.get("audit", [])), output
     assert noted >= set(entry.get("note", [])), output
 

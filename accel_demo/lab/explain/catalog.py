@@ -15,16 +15,18 @@ VARIES = re.compile(r"…|cuda(?::\d)?|\bcpu\b|\d+")
 
 
 @cache
+def _gallery() -> dict:
+    return yaml.safe_load((FOLDER / "pitfalls.yaml").read_text())
+
+
 def symptoms() -> dict[str, str]:
     """Return what the reader sees, by the key that the pitfalls use."""
-    return yaml.safe_load((FOLDER / "pitfalls.yaml").read_text())["symptoms"]
+    return _gallery()["symptoms"]
 
 
-@cache
 def pitfalls() -> list[dict]:
     """Return the entries of pitfalls.yaml, which says what their keys mean."""
-    files = sorted(FOLDER.glob("pitfalls*.yaml"))
-    return [entry for file in files for entry in yaml.safe_load(file.read_text())["pitfalls"]]
+    return _gallery()["pitfalls"]
 
 
 @cache
