@@ -23,15 +23,16 @@ def main():
     train_set = TensorDataset(*packaged_set("train")[:1024])
     batch_size = GLOBAL_BATCH_SIZE // accelerator.num_processes
     loader = DataLoader(train_set, batch_size, shuffle=True)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 10))
+    layers = nn.Linear(784, 32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 10)
+    model = nn.Sequential(nn.Flatten(), *layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps_per_epoch = len(train_set) // GLOBAL_BATCH_SIZE
     scheduler = LinearLR(optimizer, 1.0, 0.0, total_iters=EPOCHS * steps_per_epoch)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     accelerator.print(
         f"processes={accelerator.num_processes} train_images={len(train_set)} "
-        f"images_per_process_and_step={batch_size} epochs={EPOCHS} "
-        f"learning_rate=0.1 schedule=linear_to_0"
+        f"global_batch_size={GLOBAL_BATCH_SIZE} epochs={EPOCHS} learning_rate=0.1 "
+        "schedule=linear_to_0"
     )
     step = 0
     for epoch in range(EPOCHS):

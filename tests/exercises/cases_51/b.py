@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_demo.data import packaged_set
 
-EPOCHS, BATCH_SIZE, TEST_BATCH_SIZE = 4, 32, 36
+GLOBAL_BATCH_SIZE, EPOCHS, TEST_BATCH_SIZE = 64, 4, 36
 
 
 def main():
@@ -21,16 +21,18 @@ def main():
     set_seed(0, device_specific=True)
     train_set = TensorDataset(*packaged_set("train")[:1024])
     test_set = TensorDataset(*packaged_set("test")[:1000])
-    train_loader = DataLoader(train_set, BATCH_SIZE, shuffle=True)
+    batch_size = GLOBAL_BATCH_SIZE // accelerator.num_processes
+    train_loader = DataLoader(train_set, batch_size, shuffle=True)
     test_loader = DataLoader(test_set, TEST_BATCH_SIZE)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 10))
+    layers = nn.Linear(784, 32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 10)
+    model = nn.Sequential(nn.Flatten(), *layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, train_loader, test_loader = accelerator.prepare(
         model, optimizer, train_loader, test_loader
     )
     accelerator.print(
         f"processes={accelerator.num_processes} train_images={len(train_set)} "
-        f"test_images={len(test_set)} images_per_process_and_step={BATCH_SIZE} epochs={EPOCHS} "
+        f"test_images={len(test_set)} global_batch_size={GLOBAL_BATCH_SIZE} epochs={EPOCHS} "
         "learning_rate=0.1 schedule=constant"
     )
     for epoch in range(EPOCHS):

@@ -2,6 +2,13 @@
 
 torchrun --standalone --nproc-per-node 2 tutorials/exercises/51_cases/c.py
 
+It prints:
+
+    epoch 1: 16 steps, loss 1.52
+    epoch 2: 16 steps, loss 0.96
+    epoch 3: 16 steps, loss 0.78
+    rank 0: 373 of 500 images correct
+    rank 1: 331 of 500 images correct
 """
 
 import torch

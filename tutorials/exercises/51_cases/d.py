@@ -3,6 +3,11 @@
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
     tutorials/exercises/51_cases/d.py
 
+It prints:
+
+    epoch 1: 16 steps, 284 of 501 images correct
+    epoch 2: 16 steps, 332 of 501 images correct
+    epoch 3: 16 steps, 341 of 501 images correct
 """
 
 import torch

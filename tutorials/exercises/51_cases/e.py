@@ -2,6 +2,11 @@
 
 torchrun --standalone --nproc-per-node 2 tutorials/exercises/51_cases/e.py
 
+It prints:
+
+    epoch 1 ends after step 32: learning rate 0.067
+    epoch 2 ends after step 64: learning rate 0.033
+    epoch 3 ends after step 96: learning rate 0.000
 """
 
 import torch
@@ -32,8 +37,8 @@ def main():
     torch.manual_seed(0)
     train_set = TensorDataset(*packaged_set("train")[:1024])
     loader, sampler = make_loader(train_set, rank, world_size)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 10))
-    model = DistributedDataParallel(model)
+    layers = nn.Linear(784, 32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 10)
+    model = DistributedDataParallel(nn.Sequential(nn.Flatten(), *layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = LinearLR(optimizer, 1.0, 0.0, total_iters=EPOCHS * len(loader))
     torch.manual_seed(rank)

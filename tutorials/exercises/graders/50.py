@@ -20,7 +20,7 @@ from pathlib import Path
 
 import grading
 from exercises import TUTORIALS
-from grading import Wrong, dist, flatten, is_in_answer, largest_difference, limit, torch
+from grading import Wrong, dist, flatten, largest_difference, limit, torch
 
 from accel_demo.files import write_whole
 from accel_demo.wording import counted
@@ -53,11 +53,12 @@ def judge_all(answer: Path) -> str:
         grading.check(outcome, (PROCESSES,), sizes_differ=SIZES_DIFFER)
         seen = [outcome.reports[f"{PROCESSES}-{rank}"]["seen"][0] for rank in range(PROCESSES)]
         expected = seen[0]["expected"]
-        judge_files([each["saved"] for each in seen])
-        judge_training(seen, expected)
-        judge_validation([each["validated"] for each in seen], len(expected["log"]))
-        judge_log(Path(folder, FOLDER, "log.txt"), expected["log"])
-        judge_best(seen[0]["best"])
+        with grading.prefixed("it doesn't hang, but "):
+            judge_files([each["saved"] for each in seen])
+            judge_training(seen, expected)
+            judge_validation([each["validated"] for each in seen], len(expected["log"]))
+            judge_log(Path(folder, FOLDER, "log.txt"), expected["log"])
+            judge_best(seen[0]["best"])
     return (
         f"it doesn't hang. Two processes stop after step {expected['steps']} with the weights, the "
         "log and the saved weights of one process that trains on the same batches"
@@ -73,33 +74,31 @@ def judge_files(saved: list[list[str]]) -> None:
                 if files[0] in DATA
                 else "only rank 0 may write it"
             )
-            raise Wrong(f"it doesn't hang, but rank {rank} writes {files[0]}, too: {why}")
+            raise Wrong(f"rank {rank} writes {files[0]}, too: {why}")
     for name in DATA:
         if name not in of_rank_0:
-            raise Wrong(f"it doesn't hang, but rank 0 doesn't write {name} any more")
+            raise Wrong(f"rank 0 doesn't write {name} any more")
 
 
 def judge_training(seen: list[dict], expected: dict) -> None:
     steps = [each["steps"] for each in seen]
     for rank, number in enumerate(steps):
         if number == 0:
-            raise Wrong(f"it doesn't hang, but rank {rank} takes no optimizer step: both must train")
+            raise Wrong(f"rank {rank} takes no optimizer step: both must train")
     if len(set(steps)) > 1:
-        raise Wrong(
-            f"it doesn't hang, but rank 0 takes {counted(steps[0], 'step')} and rank 1 {steps[1]}"
-        )
+        raise Wrong(f"rank 0 takes {counted(steps[0], 'step')} and rank 1 {steps[1]}")
     if steps[0] != expected["steps"]:
         raise Wrong(
-            f"it doesn't hang, but training ends after step {steps[0]} instead of "
+            f"training ends after step {steps[0]} instead of "
             f"{expected['steps']}. It has to stop after the first step at which the smoothed loss, "
             "averaged over the ranks, is below TARGET",
             CAUSES,
         )
     if len({each["weights"] for each in seen}) > 1:
-        raise Wrong("it doesn't hang, but the ranks have different weights: are the gradients averaged?")
+        raise Wrong("the ranks have different weights: are the gradients averaged?")
     if seen[0]["difference"] > TOLERANCE:
         raise Wrong(
-            "it doesn't hang, but the weights are not those of one process that trains on the same "
+            "the weights are not those of one process that trains on the same "
             "batches. Is the mean brightness that of all images, and does each rank train on its "
             "own half with gradients that are averaged?"
         )
@@ -110,18 +109,18 @@ def judge_validation(validated: list[int], epochs: int) -> None:
         each = images / epochs
         if abs(each - VALIDATION_IMAGES / PROCESSES) > 5:
             raise Wrong(
-                f"it doesn't hang, but rank {rank} validates {each:g} images per epoch instead of "
+                f"rank {rank} validates {each:g} images per epoch instead of "
                 f"half of the {VALIDATION_IMAGES}"
             )
 
 
 def judge_log(file: Path, expected: list[list[float]]) -> None:
     if not file.exists():
-        raise Wrong("it doesn't hang, but log.txt is missing")
+        raise Wrong("log.txt is missing")
     rows = [[float(text) for text in row] for row in re.findall(LOG_LINE, file.read_text())]
     if len(rows) != len(expected):
         raise Wrong(
-            f"it doesn't hang, but log.txt has {counted(len(rows), 'line')} of the form `step 16: "
+            f"log.txt has {counted(len(rows), 'line')} of the form `step 16: "
             f"loss 1.6887, accuracy 0.6711` instead of {len(expected)}: one after each epoch, and "
             "one when the training stops"
         )
@@ -134,16 +133,16 @@ def judge_log(file: Path, expected: list[list[float]]) -> None:
                     "accuracy": f"that of all {VALIDATION_IMAGES} images, each counted once",
                 }[name]
                 raise Wrong(
-                    f"it doesn't hang, but in the line of step {right[0]:g}, log.txt has the {name} "
+                    f"in the line of step {right[0]:g}, log.txt has the {name} "
                     f"{value:g} instead of {wanted:.5g}: {meant}"
                 )
 
 
 def judge_best(difference: float | None) -> None:
     if difference is None:
-        raise Wrong("it doesn't hang, but best.pt does not contain the weights of the model")
+        raise Wrong("best.pt does not contain the weights of the model")
     if difference > TOLERANCE:
-        raise Wrong("it doesn't hang, but best.pt does not contain the weights with the best accuracy")
+        raise Wrong("best.pt does not contain the weights with the best accuracy")
 
 
 def train_alone() -> dict:
@@ -165,7 +164,8 @@ def train_alone() -> dict:
     for epoch in range(EPOCHS):
         for sampler in samplers:
             sampler.set_epoch(epoch)
-        for batches in zip(*(torch.tensor([*each]).split(BATCH_SIZE) for each in samplers)):
+        parts = [torch.tensor([*each]).split(BATCH_SIZE) for each in samplers]
+        for batches in zip(*parts, strict=True):
             batch = torch.cat(batches)
             loss = functional.cross_entropy(model(images[batch] - brightness), labels[batch])
             optimizer.zero_grad()
@@ -183,7 +183,12 @@ def train_alone() -> dict:
             best, best_weights = accuracy, flatten(model.parameters()).clone()
         if smooth < TARGET:
             break
-    return {"log": log, "steps": steps, "weights": flatten(model.parameters()), "best": best_weights}
+    return {
+        "log": log,
+        "steps": steps,
+        "weights": flatten(model.parameters()),
+        "best": best_weights,
+    }
 
 
 def make_model():
@@ -291,7 +296,8 @@ def observe(answer: Path, places: Places) -> Iterator[dict]:
             raise
         time.sleep(1)  # the other rank may still be writing why it has failed
         raise Wrong(
-            f"rank {places.rank} lost the connection to the other rank{places.of_all_ranks()}", CAUSES
+            f"rank {places.rank} lost the connection to the other rank{places.of_all_ranks()}",
+            CAUSES,
         ) from None
     places.end()
     observed = {"steps": watch.steps, "validated": watch.validated, "saved": watch.saved}
