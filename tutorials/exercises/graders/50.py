@@ -87,6 +87,8 @@ def judge_training(seen: list[dict], expected: dict) -> None:
             raise Wrong(f"rank {rank} takes no optimizer step: both must train")
     if len(set(steps)) > 1:
         raise Wrong(f"rank 0 takes {counted(steps[0], 'step')} and rank 1 {steps[1]}")
+    if len({each["weights"] for each in seen}) > 1:
+        raise Wrong("the ranks have different weights: are the gradients averaged?")
     if steps[0] != expected["steps"]:
         raise Wrong(
             f"training ends after step {steps[0]} instead of "
@@ -94,8 +96,6 @@ def judge_training(seen: list[dict], expected: dict) -> None:
             "averaged over the ranks, is below TARGET",
             CAUSES,
         )
-    if len({each["weights"] for each in seen}) > 1:
-        raise Wrong("the ranks have different weights: are the gradients averaged?")
     if seen[0]["difference"] > TOLERANCE:
         raise Wrong(
             "the weights are not those of one process that trains on the same "
@@ -246,8 +246,9 @@ class Places:
                 last, since, busy = place, time.monotonic(), time.process_time()
             seconds = time.monotonic() - since
             is_idle = time.process_time() - busy < BUSY_SHARE * seconds
-            self.write(place, since if waits and is_idle else None)
-            if all(self.is_still(rank) for rank in range(PROCESSES)):
+            waits = waits and is_idle
+            self.write(place, since if waits else None)
+            if waits and all(self.is_still(rank) for rank in range(PROCESSES)):
                 give_up()
                 return
             time.sleep(0.2)
