@@ -80,6 +80,18 @@ def error_after_freezing() -> str:
     return ""
 
 
+def difference_after_unfreezing() -> float:
+    """Unfreeze a layer of a wrapped model, and return how far its gradient is from the mean."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    wrapper = DistributedDataParallel(model)
+    model[0].requires_grad_(True)
+    wrapper(torch.full((2, 4), 1.0 + dist.get_rank())).sum().backward()
+    mean = model[0].weight.grad.clone()
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    return (model[0].weight.grad - mean).abs().max().item()
+
+
 def orders() -> tuple[list[int], list[int]]:
     """Return the order of a seeded `RandomSampler`, and this rank's `DistributedSampler`."""
     generator = torch.Generator().manual_seed(7 + 100)
@@ -91,8 +103,13 @@ def orders() -> tuple[list[int], list[int]]:
 def everything() -> dict:
     sizes = (torch.float32, torch.float64)
     adam = {str(dtype): weights_after_adam(dtype) for dtype in sizes}
-    frozen = error_after_freezing()
-    return {"tokens": token_gradients(), "adam": adam, "orders": orders(), "frozen": frozen}
+    return {
+        "tokens": token_gradients(),
+        "adam": adam,
+        "orders": orders(),
+        "unfrozen": difference_after_unfreezing(),
+        "frozen": error_after_freezing(),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +131,10 @@ def test_adam_turns_rounding_into_differences_that_float64_does_not_have(ranks):
 def test_freezing_a_layer_of_a_wrapped_model_causes_an_error_in_the_next_step(ranks):
     for rank in ranks:
         assert "Expected to have finished reduction in the prior iteration" in rank["frozen"]
+
+
+def test_the_gradients_of_a_layer_that_is_unfrozen_after_wrapping_are_not_averaged(ranks):
+    assert all(rank["unfrozen"] > 0.01 for rank in ranks)
 
 
 def test_a_distributed_sampler_divides_the_order_of_a_seeded_sampler(ranks):

@@ -215,7 +215,13 @@ def judge_files(folder: Path, expected: Path) -> None:
                     f"{other[name]:.4f}. Does it include the samples of all processes, each once?",
                     "Each score belongs to one sample",
                 )
-    ids, others = (set((each / "wrong.txt").read_text().split()) for each in (folder, expected))
+    listed, other_list = ((each / "wrong.txt").read_text().split() for each in (folder, expected))
+    ids, others = set(listed), set(other_list)
+    if len(listed) > len(ids):
+        raise Wrong(
+            f"wrong.txt has {counted(len(listed) - len(ids), 'id')} twice",
+            "Each score belongs to one sample",
+        )
     if len(ids ^ others) > FLIPS:
         raise Wrong(
             f"wrong.txt has {counted(len(ids), 'id')}, and {len(ids ^ others)} of them or of the "
