@@ -79,7 +79,7 @@ def test_a_message_is_named_with_its_line_its_meaning_and_its_page(explained):
     first, means, page = output.splitlines()
     assert first == "line 3 (and 2 more lines): " + TIMEOUT.strip()
     assert means.startswith("  A rank waited in a collective until its time limit, because ")
-    assert page == '  read: page 20, "Common mistakes"'
+    assert page == '  read: page 50, "Why nothing happens"'
 
 
 def test_messages_come_in_the_order_of_their_lines_and_the_harmless_ones_last(explained):
@@ -114,7 +114,7 @@ def test_a_pitfall_with_a_message_belongs_to_the_explanation_of_its_line(monkeyp
         "cause: It waits.",
         "cure: Hurry.",
         "scripts: tutorials/pitfalls/late_broken.py and _fixed.py",
-        'read: page 20, "Common mistakes", page 20, "Order"',
+        'read: page 50, "Why nothing happens", page 20, "Order"',
     ]
     assert new.startswith(
         "line 2: a message without a row\n  Nobody knows it\n    cause: It is new."
@@ -220,4 +220,4 @@ accel_demo.cli.main()
 """
     run = run_to_end(["python", "-c", code], cwd=tmp_path, real=True)
     assert (run.returncode, run.stderr) == (0, "")
-    assert 'read: page 20, "Common mistakes"' in run.stdout
+    assert 'read: page 50, "Why nothing happens"' in run.stdout
