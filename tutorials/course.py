@@ -22,7 +22,8 @@ TUTORIALS = Path(__file__).parent
 SECONDS = TUTORIALS / "seconds.yaml"
 HEAD = "# Seconds that the commands of each page take on two cores: python tutorials/course.py\n"
 WORDS_PER_MINUTE, LINES_PER_MINUTE = 100, 10  # reading prose slowly, and code or output
-FINDERS = ("diff", "accel-demo audit")  # these commands exit with 1 if they find something
+WHERE = "torchrun --standalone --nproc-per-node 2 tutorials/50_where.py"
+FINDERS = ("diff", "accel-demo audit", WHERE)  # they exit with 1 if they find something
 NOT_RUN = ("python3 -m venv", "source ", "python -m pip", "CUDA_VISIBLE_DEVICES=0,4")
 
 COURSE = yaml.safe_load((TUTORIALS / "course.yaml").read_text())
