@@ -57,7 +57,7 @@ def main() -> None:
             process.join()
         rows = [
             [
-                f"{pitfall['title']}",
+                f"[{pitfall['title']}](pitfalls/{pitfall['name']}_broken.py)",
                 *(place_in(Path(folder, f"{pitfall['name']}-{rank}"), rank) for rank in range(2)),
             ]
             for pitfall in hangs
