@@ -6,7 +6,7 @@ from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.ranks import Rank
 from accel_demo.lab.audit.result import ERROR, Finding, NotChecked, ranks_in_words, text_of
 
-PAGE = "20_collectives"
+PAGE = "50_when_it_hangs"
 CURE = (
     "Every rank has to call the same collectives in the same order: take them out of branches that "
     "only some ranks run, and let all ranks end their loops at the same step."
