@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import grading
@@ -257,9 +257,7 @@ class Places:
         """Return the line and the last collective, and whether this rank may wait for others."""
         frame = sys._current_frames()[self.where.MAIN]
         waits = any(part in frame.f_code.co_filename for part in WAITING)
-        place = "at the start"
-        with suppress(IndexError):  # the script is not on the stack yet
-            place = self.where.line_in(str(self.answer))
+        place = self.where.line_in(str(self.answer), traceback.extract_stack(frame))
         collective = self.where.last_collective() if dist.is_initialized() else "not connected"
         return f"{place}, {collective}", waits
 
