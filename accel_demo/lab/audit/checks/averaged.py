@@ -10,7 +10,7 @@ from itertools import pairwise
 from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding, NotChecked
 
-PAGE = "22_ddp"
+PAGE, TOKENS_PAGE = "22_ddp", "95_parts"
 LEAST = 2  # steps
 CURE = "Remove your own averaging: the backward pass of the wrapped model has done it."
 
@@ -94,7 +94,7 @@ def _means_over_different_numbers(evidence: Evidence) -> Iterator[Finding]:
         "over all targets.",
         "To weight all targets equally, multiply the loss by the number of this rank's targets and "
         "divide it by the mean of these numbers over all ranks.",
-        PAGE,
+        TOKENS_PAGE,
     )
     yield finding.add_places_of(evidence.ranks, "backward")
 
