@@ -98,8 +98,12 @@ def main():
     errors = sum(of_all_ranks(list(zip(numbers.tolist(), errors, strict=True))), [])
     assert sorted(number for number, _ in errors) == list(range(SAMPLES)), len(errors)
 
+    # 11. Do all ranks have the same score, which may decide about saving and stopping?
+    score = sum(error for _, error in errors) / len(errors)
+    assert are_equal(of_all_ranks(score)), of_all_ranks(score)
+
     if rank == 0:
-        print(f"{world_size} processes: all ten checks passed")
+        print(f"{world_size} processes: all eleven checks passed")
     dist.destroy_process_group()
 
 

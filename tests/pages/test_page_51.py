@@ -23,6 +23,7 @@ FAULTS = {  # number of the check: the text of the program, the wrong text
     8: ("        sampler.set_epoch(epoch)\n", ""),
     9: ("EPOCHS * len(train_loader)", "EPOCHS * len(train_loader) * world_size"),
     10: ("train_set[rank::world_size]", "train_set[:]"),
+    11: ("score = sum(error", "score = rank + sum(error"),
 }
 
 
@@ -44,7 +45,7 @@ def test_the_check_of_a_fault_fails_first(number, tmp_path):
 
 def test_the_right_program_passes_all_checks():
     result = run_ranks([CHECKS], 2)
-    assert result.stdout == "2 processes: all ten checks passed\n", result.stderr
+    assert result.stdout == "2 processes: all eleven checks passed\n", result.stderr
 
 
 def test_the_page_has_each_pitfall_below_its_symptom():
