@@ -1,4 +1,4 @@
-"""Run a script. If it fails, or takes longer than some seconds, print its line and its collective.
+"""Run a script, and print its line and its collective every N seconds, and when it fails.
 
 torchrun --standalone --nproc-per-node 2 tutorials/50_where.py 60 train.py --its-own options
 """
@@ -9,6 +9,7 @@ import pickle
 import runpy
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 
@@ -19,11 +20,14 @@ MAIN = threading.main_thread().ident
 
 
 def line_in(script: str, stack: traceback.StackSummary) -> str:
-    """Return the innermost line of the script in a stack."""
+    """Return the innermost line of a stack that is in the script or in a file beside it."""
     path = Path(script).resolve()
-    numbers = [frame.lineno for frame in stack if Path(frame.filename).resolve() == path]
-    line = linecache.getline(script, numbers[-1]).strip() if numbers else "not in the script"
-    return f"line {numbers[-1] if numbers else '?'} {line}"
+    own = [frame for frame in stack if Path(frame.filename).resolve().parent == path.parent]
+    if not own:
+        return "not in the script"
+    file = Path(own[-1].filename).resolve()
+    line = linecache.getline(own[-1].filename, own[-1].lineno).strip()
+    return f"{'' if file == path else f'{file.name} '}line {own[-1].lineno} {line}"
 
 
 def last_collective() -> str:
@@ -32,7 +36,8 @@ def last_collective() -> str:
     calls = [call for call in record["entries"] if not call["is_p2p"]]
     if not calls:
         return "no collective"
-    return f"collective {len(calls)}: {calls[-1]['profiling_name'].removeprefix('gloo:')}"
+    number, name = calls[-1]["collective_seq_id"], calls[-1]["profiling_name"]
+    return f"collective {number}: {name.removeprefix('gloo:')}"
 
 
 def report(script: str, error: BaseException | None = None) -> None:
@@ -43,15 +48,24 @@ def report(script: str, error: BaseException | None = None) -> None:
         stack = traceback.extract_stack(sys._current_frames()[MAIN])
     collective = last_collective() if dist.is_initialized() else "not connected"
     rank = os.environ.get("RANK", "?")
-    print(f"rank {rank}: {line_in(script, stack)}, {collective}", flush=True)
+    # A single write, so that the lines of two ranks don't run together.
+    sys.stdout.write(f"rank {rank}: {line_in(script, stack)}, {collective}\n")
+    sys.stdout.flush()
+
+
+def report_again_and_again(script: str, seconds: float) -> None:
+    while True:
+        time.sleep(seconds)
+        report(script)
 
 
 if __name__ == "__main__":
     seconds, script, *options = sys.argv[1:]
     sys.argv = [script, *options]
-    timer = threading.Timer(float(seconds), report, [script])
-    timer.daemon = True
-    timer.start()
+    sys.path[0] = str(Path(script).resolve().parent)  # as `python train.py` does
+    reporter = threading.Thread(target=report_again_and_again, args=(script, float(seconds)))
+    reporter.daemon = True
+    reporter.start()
     try:
         runpy.run_path(script, run_name="__main__")
     except BaseException as error:

@@ -221,3 +221,13 @@ accel_demo.cli.main()
     run = run_to_end(["python", "-c", code], cwd=tmp_path, real=True)
     assert (run.returncode, run.stderr) == (0, "")
     assert 'read: page 50, "Why nothing happens"' in run.stdout
+
+
+def test_the_first_error_that_is_not_explained_is_shown_beside_its_consequence(explained):
+    own = "[rank1]: KeyError: 'label'\n"
+    code, output = explained(f"epoch 1\n{own}{TIMEOUT}")
+    assert code == 0
+    first, says, _, line, *_ = output.splitlines()
+    assert first == f"line 2: {own.strip()}" and says.strip().startswith("the first error")
+    assert line.startswith("line 3: ")
+    assert explained(own)[0] == 1  # alone, it is not a message that the course explains

@@ -21,6 +21,7 @@ from accel_demo.options import Parser
 from accel_demo.wording import counted, listed
 
 LONGEST = 160  # characters of a line of the log that are printed
+ERROR = re.compile(r"^(?:\[rank\d+\]: *)?(?:[\w.]+\.)?\w*(?:Error|Exception): .*$", re.MULTILINE)
 COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -42,8 +43,13 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character of the log
-    found = explain(read(options.file))
+    text = read(options.file)
+    found = explain(text)
     faults = [each for each in found if not each.row.get("harmless")]
+    if faults and (unknown := first_unknown_error(text, found)):
+        print(
+            f"line {unknown[0]}: {unknown[1]}\n  the first error that the course doesn't explain\n"
+        )
     for number, each in enumerate(faults):
         print("\n" * bool(number) + "\n".join(described(each)))
     for each in found:
@@ -101,6 +107,19 @@ def explain(text: str) -> list[Explanation]:
             owner.pitfalls.append(pitfall)
             found += [owner] if owner is new else []
     return sorted(found, key=lambda each: each.lines[0])
+
+
+def first_unknown_error(text: str, found: list[Explanation]) -> tuple[int, str] | None:
+    """Return the number and the text of the first line with a Python error that isn't explained.
+
+    A message that is explained may only be its consequence on another rank.
+    """
+    explained = {line for each in found for line in each.lines}
+    for match in ERROR.finditer(text):
+        number = text.count("\n", 0, match.start()) + 1
+        if number not in explained:
+            return number, match[0][:LONGEST]
+    return None
 
 
 def described(each: Explanation) -> list[str]:
