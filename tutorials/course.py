@@ -140,19 +140,18 @@ def print_pitfalls() -> None:
     """Print a table of the gallery's pitfalls for each symptom, as Markdown."""
     for symptom, heading in symptoms().items():
         rows = [each for each in pitfalls() if each["symptom"] == symptom]
-        if not rows:
-            continue
-        print(
-            f"\n### {heading}\n\n| what is wrong | why, and what to do | scripts | audit | page |"
-        )
-        print("|---|---|---|---|---|")
+        print(f"\n### {heading}\n")
+        print("| what is wrong | what you see | why, and what to do | scripts | audit | page |")
+        print("|---|---|---|---|---|---|")
         for row in rows:
             name = row["name"]
             scripts = f"[broken](pitfalls/{name}_broken.py), [fixed](pitfalls/{name}_fixed.py)"
             seen = "error" if "audit" in row else "note" if "note" in row else row["unseen"]
             title = f"[{row['title']}]({row['thread']})" if "thread" in row else row["title"]
+            prints = row.get("message") or "; ".join(row["broken"])
+            reason = f"{row['cause']} {row['cure']}"
             page = link(row) if "page" in row else ""
-            print(f"| {title} | {row['cause']} {row['cure']} | {scripts} | {seen} | {page} |")
+            print(f"| {title} | `{prints}` | {reason} | {scripts} | {seen} | {page} |")
 
 
 def print_messages() -> None:

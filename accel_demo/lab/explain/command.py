@@ -47,9 +47,8 @@ def main(arguments: list[str]) -> int:
     found = explain(text)
     faults = [each for each in found if not each.row.get("harmless")]
     if faults and (unknown := first_unknown_error(text, found)):
-        print(
-            f"line {unknown[0]}: {unknown[1]}\n  the first error that the course doesn't explain\n"
-        )
+        number, line = unknown
+        print(f"line {number}: {line}\n  the first error that the course doesn't explain\n")
     for number, each in enumerate(faults):
         print("\n" * bool(number) + "\n".join(described(each)))
     for each in found:
