@@ -160,7 +160,14 @@ def print_messages() -> None:
     A † marks the messages that the tests find in a library but cannot cause on every machine.
     """
     print("| message | answer |\n|---|---|")
-    for row in sorted(INDEX["messages"], key=lambda row: without_error(row["message"]).lower()):
+    of_gallery = [
+        {"message": each["message"], "page": 51, "heading": symptoms()[each["symptom"]]}
+        for each in pitfalls()
+        if "message" in each
+        and each["message"] not in {row["message"] for row in INDEX["messages"]}
+    ]
+    rows = INDEX["messages"] + of_gallery
+    for row in sorted(rows, key=lambda row: without_error(row["message"]).lower()):
         quotes = "``" if "`" in row["message"] else "`"
         mark = " †" if "library" in row else ""
         print(f"| {quotes}{row['message']}{quotes}{mark} | {link(row)} |")

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from accel_demo.lab.explain.catalog import fixed_parts, pattern_of
+from accel_demo.lab.explain.catalog import fixed_parts, pattern_of, pitfalls
 from tests.conftest import REPOSITORY, run_to_end
 from tests.pages.pages import TUTORIALS, headings_of, section
 
@@ -85,7 +85,7 @@ def test_an_error_that_a_page_quotes_is_in_the_index(name):
     """An error in inline code begins with its name, such as `ValueError: `."""
     code = [match[0].strip("` ") for match in re.finditer(INLINE_CODE, prose(TEXTS[name]))]
     errors = [text for text in code if re.match(r"[\w. ]*([Ee]rror|Exception): ", text)]
-    known = [row["message"] for row in MESSAGES]
+    known = [row["message"] for row in [*MESSAGES, *pitfalls()] if "message" in row]
     assert [text for text in errors if not any(contains(text, m) for m in known)] == []
 
 
