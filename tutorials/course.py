@@ -160,13 +160,12 @@ def print_messages() -> None:
     A † marks the messages that the tests find in a library but cannot cause on every machine.
     """
     print("| message | answer |\n|---|---|")
-    of_gallery = [
-        {"message": each["message"], "page": 51, "heading": symptoms()[each["symptom"]]}
-        for each in pitfalls()
-        if "message" in each
-        and each["message"] not in {row["message"] for row in INDEX["messages"]}
-    ]
-    rows = INDEX["messages"] + of_gallery
+    rows, texts = list(INDEX["messages"]), "\n".join(row["message"] for row in INDEX["messages"])
+    for each in pitfalls():
+        message = each.get("message", "")
+        if message not in texts:  # neither a row, nor a part of one
+            rows.append({"message": message, "page": 51, "heading": symptoms()[each["symptom"]]})
+            texts += message
     for row in sorted(rows, key=lambda row: without_error(row["message"]).lower()):
         quotes = "``" if "`" in row["message"] else "`"
         mark = " †" if "library" in row else ""
