@@ -4,7 +4,7 @@ import re
 
 from accel_demo.lab.explain.catalog import pitfalls
 from tests.conftest import run_ranks, run_to_end
-from tests.pages.pages import TUTORIALS, rows_below
+from tests.pages.pages import TUTORIALS, bound_to, rows_below
 
 WHERE = TUTORIALS / "50_where.py"
 
@@ -33,3 +33,10 @@ def test_the_table_has_each_pitfall_that_hangs_and_its_ranks_are_at_different_pl
     assert [re.findall(r"(\w+)_broken\.py", row[0]) for row in rows] == [[name] for name in hangs]
     assert len(hangs) >= 8
     assert all(zero != one for _, zero, one in rows)
+
+
+def test_ddp_crashes_if_pytorch_compares_the_calls_of_gloo():
+    bound_to("torch", "50_when_it_hangs.md", "DDP crashes with it in PyTorch {version}")
+    script = TUTORIALS / "pitfalls/stops_alone_fixed.py"
+    result = run_ranks([script], 2, real=True, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    assert result.returncode != 0 and "ends after step" not in result.stdout
