@@ -31,6 +31,7 @@ def run_rank(script: Path, rank: int, port: int, output: Path) -> None:
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    os.chdir(output.parent)  # some scripts write files
     sys.argv = ["50_where.py", f"{NEVER}", f"{script}"]
     runpy.run_path(str(TUTORIALS / "50_where.py"), run_name="__main__")
 
