@@ -18,8 +18,8 @@ def test_a_script_that_takes_too_long_reports_its_line(tmp_path):
     assert "rank ?: line 3 time.sleep(3), not connected" in result.stdout
 
 
-def test_a_rank_that_fails_reports_its_line_and_its_collective():
-    result = run_ranks([WHERE, 600, TUTORIALS / "pitfalls/crossed_broken.py"], 2)
+def test_a_rank_that_fails_reports_its_line_and_its_collective(tmp_path):
+    result = run_ranks([WHERE, 600, TUTORIALS / "pitfalls/crossed_broken.py"], 2, cwd=tmp_path)
     assert result.returncode == 1
     lines = [line for line in result.stdout.splitlines() if line.startswith("rank ")]
     [zero] = [line for line in lines if line.startswith("rank 0: ")]
