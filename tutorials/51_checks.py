@@ -71,7 +71,7 @@ def main():
 
             # 5. Have the gradients been averaged? (Only after the last micro-batch of a step)
             gradients = [
-                each.grad.sum().item() for each in model.parameters() if each.requires_grad
+                each.grad.sum().item() for each in model.parameters() if each.grad is not None
             ]
             assert are_equal(of_all_ranks(gradients)), of_all_ranks(gradients)
 

@@ -1,4 +1,4 @@
-"""The pitfalls and the messages that `accel-demo explain` knows.
+"""The pitfalls and the messages that `accel-demo explain` looks for.
 
 The tables of the course are made from the same two files, pitfalls.yaml and messages.yaml.
 """
