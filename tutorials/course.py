@@ -137,7 +137,10 @@ def print_symptoms() -> None:
 
 
 def print_pitfalls() -> None:
-    """Print a table of the gallery's pitfalls for each symptom, as Markdown."""
+    """Print a list of the symptoms, and a table of the pitfalls of each one, as Markdown."""
+    for symptom, heading in symptoms().items():
+        rows = [each for each in pitfalls() if each["symptom"] == symptom]
+        print(f"- [{heading}](#{anchor(heading)}) ({len(rows)})")
     for symptom, heading in symptoms().items():
         rows = [each for each in pitfalls() if each["symptom"] == symptom]
         print(f"\n### {heading}\n")

@@ -82,6 +82,11 @@ def test_a_message_is_named_with_its_line_its_meaning_and_its_page(explained):
     assert page == '  read: page 50, "Why nothing happens"'
 
 
+def test_the_ranks_that_have_printed_a_message_are_named(explained):
+    output = explained(TIMEOUT.replace("[rank0]", "[rank3]") + TIMEOUT * 2)[1]
+    assert output.startswith("line 1 (and 2 more lines; from ranks 0, 3): [rank3]")
+
+
 def test_messages_come_in_the_order_of_their_lines_and_the_harmless_ones_last(explained):
     harmless = "The following values were not passed to `accelerate launch`"
     code, output = explained(f"{harmless}\nCUDA out of memory\n{TIMEOUT}")

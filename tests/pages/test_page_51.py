@@ -11,18 +11,18 @@ from tests.pages.pages import TUTORIALS
 CHECKS = TUTORIALS / "51_checks.py"
 FAULTS = {  # number of the check: the text of the program, the wrong text
     1: ('("gloo")', '("gloo", rank=0, world_size=1, store=dist.HashStore())'),
-    2: ("GLOBAL_BATCH_SIZE // world_size", "GLOBAL_BATCH_SIZE"),
-    3: (
+    2: (
         "model = DistributedDataParallel(",
         "torch.manual_seed(rank)\n    model = nn.Sequential(",
     ),
-    4: ("    torch.manual_seed(rank)\n", ""),
+    3: ("    torch.manual_seed(rank)\n", ""),
+    4: ("GLOBAL_BATCH_SIZE // world_size", "GLOBAL_BATCH_SIZE"),
     5: ("mse_loss(model(inputs)", "mse_loss(model.module(inputs)"),
     6: ("        # 6. ", "        model.module[0].bias.data += rank\n\n        # 6. "),
     7: ("sampler=sampler", "shuffle=False"),
     8: ("        sampler.set_epoch(epoch)\n", ""),
     9: ("EPOCHS * len(train_loader)", "EPOCHS * len(train_loader) * world_size"),
-    10: ("train_set[rank::world_size]", "train_set[:]"),
+    10: ("range(rank, SAMPLES, world_size)", "range(SAMPLES)"),
     11: ("score = sum(error", "score = rank + sum(error"),
 }
 

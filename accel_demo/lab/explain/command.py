@@ -22,6 +22,7 @@ from accel_demo.wording import counted, listed
 
 LONGEST = 160  # characters of a line of the log that are printed
 ERROR = re.compile(r"^(?:\[rank\d+\]: *)?(?:[\w.]+\.)?\w*(?:Error|Exception): .*$", re.MULTILINE)
+RANK = re.compile(r"\[rank(\d+)\]:")  # as torchrun marks the lines of a traceback
 COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -31,6 +32,7 @@ class Explanation:
 
     text: str  # the first of these lines
     lines: list[int]  # from 1
+    ranks: list[int]  # those that have printed it, as far as the lines say so
     row: dict  # of messages.yaml, the first that says this; or empty
     pitfalls: list[dict] = field(default_factory=list)  # those that cause it
 
@@ -90,7 +92,8 @@ def explain(text: str) -> list[Explanation]:
 
     def explanation(row: dict, places: list[tuple[int, int]]) -> Explanation:
         lines = sorted({bisect(line_starts, start) for start, _ in places})
-        return Explanation(text[slice(*min(places))], lines, row)
+        ranks = {int(rank) for place in places for rank in RANK.findall(text[slice(*place)])}
+        return Explanation(text[slice(*min(places))], lines, sorted(ranks), row)
 
     rows: dict[str, list[dict]] = {}
     for row in messages():
@@ -124,7 +127,10 @@ def first_unknown_error(text: str, found: list[Explanation]) -> tuple[int, str] 
 def described(each: Explanation) -> list[str]:
     """Return the lines that explain a message."""
     first, *more = each.lines
-    also = f" (and {counted(len(more), 'more line')})" if more else ""
+    notes = [f"and {counted(len(more), 'more line')}"] if more else []
+    if len(each.ranks) > 1:  # the line that is printed shows a single one
+        notes.append(f"from ranks {', '.join(map(str, each.ranks))}")
+    also = f" ({'; '.join(notes)})" if notes else ""
     text = each.text.strip()
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
     text = "".join(character for character in text if character.isprintable())
