@@ -7,12 +7,16 @@ from accel_demo.lab.audit.ranks import Rank
 from accel_demo.lab.audit.result import ERROR, NOTE, Finding, NotChecked
 
 PAGE = "22_ddp"
+# The error of the forward pass after a backward pass that DDP could not finish
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
     evidence.require_data_parallel()
     if evidence.joins:
         raise NotChecked("the ranks train inside Join, where they make different numbers of steps")
+    if any(rank.error and UNFINISHED in rank.error["message"] for rank in evidence.ranks):
+        raise NotChecked("DDP has not averaged all gradients of the last step, as its error says")
     if any(rank.first("weights") is None for rank in evidence.ranks):
         raise NotChecked("not every rank made an optimizer step")
     compared = False
