@@ -3,6 +3,7 @@
 torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/folder_by_the_clock_broken.py
 """
 
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    time.sleep(rank / 100)  # processes are never equally fast
     folder = Path("runs", f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}")
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(rank)

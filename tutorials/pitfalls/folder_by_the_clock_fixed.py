@@ -3,6 +3,7 @@
 torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/folder_by_the_clock_fixed.py
 """
 
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    time.sleep(rank / 100)  # processes are never equally fast
     name = [f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}"]
     dist.broadcast_object_list(name)  # rank 0's name
     folder = Path("runs", name[0])
