@@ -138,11 +138,13 @@ def print_symptoms() -> None:
 
 def print_pitfalls() -> None:
     """Print a list of the symptoms, and a table of the pitfalls of each one, as Markdown."""
-    for symptom, heading in symptoms().items():
-        rows = [each for each in pitfalls() if each["symptom"] == symptom]
+    rows_of = {
+        heading: [each for each in pitfalls() if each["symptom"] == symptom]
+        for symptom, heading in symptoms().items()
+    }
+    for heading, rows in rows_of.items():
         print(f"- [{heading}](#{anchor(heading)}) ({len(rows)})")
-    for symptom, heading in symptoms().items():
-        rows = [each for each in pitfalls() if each["symptom"] == symptom]
+    for heading, rows in rows_of.items():
         print(f"\n### {heading}\n")
         print("| what is wrong | what you see | why, and what to do | scripts | audit | page |")
         print("|---|---|---|---|---|---|")

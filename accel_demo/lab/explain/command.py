@@ -22,7 +22,7 @@ from accel_demo.wording import counted, listed
 
 LONGEST = 160  # characters of a line of the log that are printed
 ERROR = re.compile(r"^(?:\[rank\d+\]: *)?(?:[\w.]+\.)?\w*(?:Error|Exception): .*$", re.MULTILINE)
-RANK = re.compile(r"\[rank(\d+)\]:")  # as torchrun marks the lines of a traceback
+RANK = re.compile(r"\[rank(\d+)\]:")  # as PyTorch marks the lines of a traceback
 COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
