@@ -155,13 +155,16 @@ def test_a_launch_that_takes_too_long_is_stopped_with_all_its_processes(config):
 
 def test_the_processes_of_a_launch_are_found_by_their_command(config):
     path = config(NO + "use_cpu: true\n")
-    command = [sys.executable, "-c", "import time; time.sleep(60)", str(path)]
-    process = subprocess.Popen(command)
+    say_ready = "import time; print('ready', flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", say_ready, str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
+        # A process that has only just been started has no command line for a moment.
+        assert process.stdout.readline() == "ready\n"
         assert command in commands_below_this_process()
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def commands_below_this_process() -> list[list[str]]:
