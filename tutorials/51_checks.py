@@ -5,6 +5,7 @@ torchrun --standalone --nproc-per-node 2 tutorials/51_checks.py
 
 import os
 from collections import Counter
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -12,9 +13,9 @@ import torch.distributed.nn.functional  # before a group exists, so that it ends
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LinearLR
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
-SAMPLES, EPOCHS, GLOBAL_BATCH_SIZE = 64, 2, 16
+EPOCHS, GLOBAL_BATCH_SIZE, MICRO_BATCHES = 2, 16, 2
 
 
 def of_all_ranks(value):
@@ -29,7 +30,12 @@ def are_equal(values):
 
 
 def weights_of(model):
-    return [parameter.double().sum().item() for parameter in model.parameters()]
+    return [weight.detach().double().sum().item() for weight in model.parameters()]
+
+
+def gradients_of(model):
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    return [gradient.double().sum().item() for gradient in gradients]
 
 
 class Numbered(Dataset):
@@ -49,16 +55,19 @@ def main():
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    inputs = torch.randn(SAMPLES, 4)
-    samples = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-    train_set = Numbered(samples)
+    inputs = torch.randn(80, 4)
+    targets = inputs.sum(1, keepdim=True)
+    train_set = Numbered(TensorDataset(inputs[:64], targets[:64]))
+    valid_set = Numbered(TensorDataset(inputs[64:], targets[64:]))
     sampler = DistributedSampler(train_set)
-    batch_size = GLOBAL_BATCH_SIZE // world_size
+    batch_size = GLOBAL_BATCH_SIZE // world_size // MICRO_BATCHES
     train_loader = DataLoader(train_set, batch_size, sampler=sampler)
+    own_numbers = range(rank, len(valid_set), world_size)
+    valid_loader = DataLoader(Subset(valid_set, own_numbers), batch_size)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 1)))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    steps = EPOCHS * len(train_loader)
-    scheduler = LinearLR(optimizer, 1.0, 0.1, steps)
+    schedule_length = EPOCHS * len(train_loader) // MICRO_BATCHES
+    scheduler = LinearLR(optimizer, 1.0, 0.1, schedule_length)
     torch.manual_seed(rank)
 
     # 1. Are the processes connected?
@@ -70,39 +79,44 @@ def main():
     assert are_equal(of_all_ranks(weights_of(model))), of_all_ranks(weights_of(model))
 
     # 3. Do the ranks draw different random numbers from here on?
-    assert len(set(of_all_ranks(torch.initial_seed()))) == world_size, "equal dropout masks"
+    seeds = of_all_ranks(torch.initial_seed())
+    assert len(set(seeds)) == len(seeds), f"equal seeds, so equal dropout: {seeds}"
 
-    orders = []
+    step, orders = 0, []
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         seen = []
-        for numbers, (inputs, targets) in train_loader:
-            # 4. Does one step use as many samples as before? (Add its micro-batches up)
-            if not seen:  # the last batch of an epoch may be smaller
-                sizes = of_all_ranks(len(inputs))
+        for number, (numbers, (inputs, targets)) in enumerate(train_loader, start=1):
+            seen += numbers.tolist()
+            must_step = number % MICRO_BATCHES == 0
+            with nullcontext() if must_step else model.no_sync():
+                loss = nn.functional.mse_loss(model(inputs), targets)
+                (loss / MICRO_BATCHES).backward()
+            if not must_step:
+                continue
+
+            # 4. Does a step use as many samples as in one process?
+            if step == 0:  # the last step of an epoch may use fewer
+                sizes = of_all_ranks(len(seen))
                 assert sum(sizes) == GLOBAL_BATCH_SIZE, sizes
 
-            loss = nn.functional.mse_loss(model(inputs), targets)
-            loss.backward()
-
-            # 5. Have the gradients been averaged? (Only after the last micro-batch of a step)
-            gradients = [
-                each.grad.sum().item() for each in model.parameters() if each.grad is not None
-            ]
-            assert are_equal(of_all_ranks(gradients)), of_all_ranks(gradients)
+            # 5. Are the gradients equal?
+            gradients = of_all_ranks(gradients_of(model))
+            assert are_equal(gradients), gradients
 
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            seen += numbers.tolist()
+            step += 1
 
         # 6. Are the weights still equal?
         assert are_equal(of_all_ranks(weights_of(model))), of_all_ranks(weights_of(model))
 
         # 7. Was each sample read once, except for those that fill up the last batch?
-        counts = Counter(sum(of_all_ranks(seen), []))
-        assert len(counts) == SAMPLES, f"only {len(counts)} of {SAMPLES} samples"
-        assert sum(counts.values()) - SAMPLES < GLOBAL_BATCH_SIZE, counts
+        times = Counter(sum(of_all_ranks(seen), []))
+        assert len(times) == len(train_set), f"{len(times)} of {len(train_set)} samples were read"
+        more = times.total() - len(train_set)
+        assert more < GLOBAL_BATCH_SIZE, f"{more} samples more than there are"
 
         # 8. Is the order a new one?
         assert seen not in orders, f"epoch {epoch} repeats an order"
@@ -110,19 +124,22 @@ def main():
 
     # 9. Does the schedule end with the training?
     advanced = getattr(scheduler, "scheduler", scheduler).last_epoch  # with Accelerate, or without
-    assert advanced == steps, f"{advanced} of {steps} steps"
+    assert advanced == schedule_length, f"{advanced} of {schedule_length} steps of the schedule"
 
-    # 10. Is the metric computed from each sample once?
     model.eval()
-    numbers = range(rank, SAMPLES, world_size)
-    inputs, targets = samples[list(numbers)]
+    errors = []
     with torch.no_grad():
-        errors = (model.module(inputs) - targets).abs().flatten().tolist()
-    errors = sum(of_all_ranks(list(zip(numbers, errors, strict=True))), [])
-    assert sorted(number for number, _ in errors) == list(range(SAMPLES)), len(errors)
+        for numbers, (inputs, targets) in valid_loader:
+            error = (model.module(inputs) - targets).abs().flatten()
+            errors += zip(numbers.tolist(), error.tolist(), strict=True)
+    errors_of_all = sum(of_all_ranks(errors), [])
+    score = sum(error for _, error in errors_of_all) / len(errors_of_all)
 
-    # 11. Do all ranks have the same score, which may decide about saving and stopping?
-    score = sum(error for _, error in errors) / len(errors)
+    # 10. Is the score computed from each sample once?
+    numbers = sorted(number for number, _ in errors_of_all)
+    assert numbers == list(range(len(valid_set))), f"{len(numbers)} for {len(valid_set)} samples"
+
+    # 11. Do all ranks have the same score?
     assert are_equal(of_all_ranks(score)), of_all_ranks(score)
 
     if rank == 0:

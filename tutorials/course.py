@@ -146,17 +146,18 @@ def print_pitfalls() -> None:
         print(f"- [{heading}](#{anchor(heading)}) ({len(rows)})")
     for heading, rows in rows_of.items():
         print(f"\n### {heading}\n")
-        print("| what is wrong | what you see | why, and what to do | scripts | audit | page |")
+        print("| what you see | what is wrong | why, and what to do | scripts | audit | page |")
         print("|---|---|---|---|---|---|")
         for row in rows:
             name = row["name"]
             scripts = f"[broken](pitfalls/{name}_broken.py), [fixed](pitfalls/{name}_fixed.py)"
-            seen = "error" if "audit" in row else "note" if "note" in row else row["unseen"]
+            kinds = [kind for kind, key in (("error", "audit"), ("note", "note")) if key in row]
+            found = kinds[0] if kinds else f"no: {row['unseen']}"
             title = f"[{row['title']}]({row['thread']})" if "thread" in row else row["title"]
             prints = row.get("message") or "; ".join(row["broken"])
             reason = f"{row['cause']} {row['cure']}"
             page = link(row) if "page" in row else ""
-            print(f"| {title} | `{prints}` | {reason} | {scripts} | {seen} | {page} |")
+            print(f"| `{prints}` | {title} | {reason} | {scripts} | {found} | {page} |")
 
 
 def print_messages() -> None:
