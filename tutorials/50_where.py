@@ -20,24 +20,36 @@ MAIN = threading.main_thread().ident
 
 
 def line_in(script: str, stack: traceback.StackSummary) -> str:
-    """Return the innermost line of a stack that is in the script or in a file beside it."""
+    """Return the innermost line of a stack that is in the script, or in a file of its folder."""
     path = Path(script).resolve()
-    own = [frame for frame in stack if Path(frame.filename).resolve().parent == path.parent]
+    own = [frame for frame in stack if is_own(Path(frame.filename), path.parent)]
     if not own:
         return "not in the script"
     file = Path(own[-1].filename).resolve()
     line = linecache.getline(own[-1].filename, own[-1].lineno).strip()
-    return f"{'' if file == path else f'{file.name} '}line {own[-1].lineno} {line}"
+    place = "" if file == path else f"{file.relative_to(path.parent)} "
+    return f"{place}line {own[-1].lineno} {line}"
+
+
+def is_own(file: Path, folder: Path) -> bool:
+    """Say whether a file is in the folder, or below it, and not in an installed package."""
+    inside = folder in file.resolve().parents and "site-packages" not in file.parts
+    return inside and file.is_file() and file.name != Path(__file__).name
 
 
 def last_collective() -> str:
     """Return the number and the name of the last collective that this process has called."""
-    record = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(True, False, False))
-    calls = [call for call in record["entries"] if not call["is_p2p"]]
+    recorders = torch._C._distributed_c10d
+    dumps = [recorders._dump_fr_trace(True, False, False)]  # gloo's collectives
+    if dist.is_nccl_available():
+        dumps.append(recorders._dump_nccl_trace(True, False, False))
+    calls = [call for dump in dumps for call in pickle.loads(dump)["entries"] if not call["is_p2p"]]
     if not calls:
         return "no collective"
-    number, name = calls[-1]["collective_seq_id"], calls[-1]["profiling_name"]
-    return f"collective {number}: {name.removeprefix('gloo:')}"
+    last = max(calls, key=lambda call: call["time_created_ns"])
+    name, group = last["profiling_name"].split(":")[-1], last["process_group"][0]
+    of_group = "" if group == "0" else f" of group {group}"
+    return f"collective {last['collective_seq_id']}{of_group}: {name}"
 
 
 def report(script: str, error: BaseException | None = None) -> None:
@@ -62,12 +74,14 @@ def report_again_and_again(script: str, seconds: float) -> None:
 if __name__ == "__main__":
     seconds, script, *options = sys.argv[1:]
     sys.argv = [script, *options]
-    sys.path[0] = str(Path(script).resolve().parent)  # as `python train.py` does
+    script = str(Path(script).resolve())  # because the script may change the current folder
+    sys.path[0] = str(Path(script).parent)  # as `python train.py` does
     reporter = threading.Thread(target=report_again_and_again, args=(script, float(seconds)))
     reporter.daemon = True
     reporter.start()
     try:
         runpy.run_path(script, run_name="__main__")
     except BaseException as error:
-        report(script, error)
+        if not (isinstance(error, SystemExit) and not error.code):  # not for sys.exit(0)
+            report(script, error)
         raise
