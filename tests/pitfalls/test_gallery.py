@@ -13,7 +13,7 @@ import pytest
 
 from accel_demo.lab.audit.command import run_checks
 from accel_demo.lab.audit.result import NOTE
-from accel_demo.lab.explain.catalog import pattern_of, pitfalls
+from accel_demo.lab.explain.catalog import pitfalls, places_of
 from accel_demo.lab.explain.command import explain
 from tests.conftest import REPOSITORY, run_to_end
 from tests.observer.test_checks import observe
@@ -34,9 +34,8 @@ def run(name: str, version: str, folder: Path) -> tuple[int, str, set[str], set[
     connected = [1, 1] if entry.get("unconnected") and version == "broken" else [2, 2]
     assert [max(1, rank.connected_world) for rank in evidence.ranks] == connected
     findings, _ = run_checks(evidence)
-    found = {each.check for each in findings if each.verdict != NOTE}
-    noted = {each.check for each in findings if each.verdict == NOTE}
-    return evidence.exit_code, (folder / "output.txt").read_text(), found, noted
+    verdicts = [(each.check, each.verdict) for each in findings]
+    return evidence.exit_code, (folder / "output.txt").read_text(), *found_and_noted(verdicts)
 
 
 def run_as_its_entry_says(start: str, folder: Path) -> tuple[int, str, set[str], set[str]]:
@@ -44,12 +43,17 @@ def run_as_its_entry_says(start: str, folder: Path) -> tuple[int, str, set[str],
     ended = run_to_end(command, cwd=folder)
     audit = ["accel-demo", "audit", "--json", "out.json", "--", *command]
     run_to_end(audit, cwd=folder)
-    findings = []
+    verdicts = []
     if (folder / "out.json").exists():  # not if no process of the script has trained
         findings = json.loads((folder / "out.json").read_text())["findings"]
-    found = {each["check"] for each in findings if each["verdict"] != NOTE}
-    noted = {each["check"] for each in findings if each["verdict"] == NOTE}
-    return ended.returncode, ended.stdout + ended.stderr, found, noted
+        verdicts = [(each["check"], each["verdict"]) for each in findings]
+    return ended.returncode, ended.stdout + ended.stderr, *found_and_noted(verdicts)
+
+
+def found_and_noted(verdicts: list[tuple[str, str]]) -> tuple[set[str], set[str]]:
+    """Return the names of the checks with an error or a warning, and of those with a note."""
+    noted = {check for check, verdict in verdicts if verdict == NOTE}
+    return {check for check, verdict in verdicts if verdict != NOTE}, noted
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -66,7 +70,7 @@ def test_the_broken_script_breaks_as_described_and_the_fixed_one_works(name, ver
     assert bool(faults) == bool(code or "message" in entry), output
     assert code == entry.get("exit", 0), output
     if "message" in entry:
-        assert pattern_of(entry["message"]).search(output), output
+        assert [*places_of({"message": entry["message"]}, output)], output
         assert entry in [pitfall for each in faults for pitfall in each.pitfalls], faults
     assert found == set(entry.get("audit", [])), output
     assert noted >= set(entry.get("note", [])), output

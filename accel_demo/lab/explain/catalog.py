@@ -11,7 +11,8 @@ from pathlib import Path
 import yaml
 
 FOLDER = Path(__file__).parent
-VARIES = re.compile(r"…|cuda(?::\d)?|\bcpu\b|\d+")
+VARIES = re.compile(r"…|\d+")
+NAME_OF_ERROR = re.compile(r"^[\w. ]*(?:[Ee]rror|Warning): ")
 
 
 @cache
@@ -36,31 +37,31 @@ def messages() -> list[dict]:
     return content["messages"] + content["elsewhere"]
 
 
-def fixed_parts(message: str) -> list[str]:
-    """Return the parts of a message that are always the same."""
-    return [part for part in VARIES.split(message) if part.strip()]
+def without_error(message: str) -> str:
+    """Return a message without the name of the error in front of it, such as `ValueError: `."""
+    return NAME_OF_ERROR.sub("", message)
 
 
-def pattern_of(message: str) -> re.Pattern[str]:
-    """Return a pattern that finds a line with a message, whatever its numbers and devices are."""
-    return line_with(fixed_parts(message))
+def pattern_of(row: dict) -> tuple[re.Pattern[str], str]:
+    """Return a pattern that finds the message of a row, and its longest part that never varies.
 
-
-def line_with(parts: list[str]) -> re.Pattern[str]:
-    """Return a pattern that finds the beginning of a line that contains the parts in this order.
-
-    The groups are atomic, so that even a line of a million characters is read only once.
+    The pattern matches from the beginning of a line. Its groups are atomic, so that even a line of
+    a million characters is read only once.
     """
-    return re.compile("^" + "".join(f"(?>.*?{re.escape(part)})" for part in parts), re.MULTILINE)
+    if "search" in row:
+        parts = row["search"].split("…")
+    else:
+        parts = [part for part in VARIES.split(row["message"]) if part.strip()]
+    pattern = "".join(f"(?>.*?{re.escape(part)})" for part in parts)
+    return re.compile(f"^{pattern}", re.MULTILINE), max(parts, key=len)
 
 
 def places_of(row: dict, text: str) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each line of a text that contains the row's message."""
-    parts = row["search"].split("…") if "search" in row else fixed_parts(row["message"])
-    pattern, longest = line_with(parts), max(parts, key=len)
+    pattern, longest = pattern_of(row)
     place = text.find(longest)
     while place >= 0:
-        start, end = text.rfind("\n", 0, place) + 1, text.find("\n", place)
+        start, end = text.rfind("\n", 0, place) + 1, text.find("\n", place + len(longest))
         end = end if end >= 0 else len(text)
         if pattern.match(text, start, end):
             yield start, end

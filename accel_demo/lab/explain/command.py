@@ -21,7 +21,9 @@ from accel_demo.options import Parser
 from accel_demo.wording import counted, listed
 
 LONGEST = 160  # characters of a line of the log that are printed
-ERROR = re.compile(r"^(?:\[rank\d+\]: *)?(?:[\w.]+\.)?\w*(?:Error|Exception): .*$", re.MULTILINE)
+# The last line of a traceback, below the mark of the launcher and that of PyTorch
+ERROR = re.compile(r"^(?:\[\w+\]: ?)*([\w.]*(?:Error|Exception))(?::.*)?$", re.MULTILINE)
+WRAPPERS = re.compile(r"CalledProcess|ChildFailed|ProcessRaised|ProcessExited|Signal")  # launchers'
 RANK = re.compile(r"\[rank(\d+)\]:")  # as PyTorch marks the lines of a traceback
 COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -48,11 +50,11 @@ def main(arguments: list[str]) -> int:
     text = read(options.file)
     found = explain(text)
     faults = [each for each in found if not each.row.get("harmless")]
-    if faults and (unknown := first_unknown_error(text, found)):
-        number, line = unknown
-        print(f"line {number}: {line}\n  the first error that the course doesn't explain\n")
     for number, each in enumerate(faults):
         print("\n" * bool(number) + "\n".join(described(each)))
+    if faults and (before := earlier_error(text, faults[0])):
+        number, line = before
+        print(f"\nAn earlier error, which the course doesn't explain: line {number}: {line}")
     for each in found:
         if each not in faults:
             print(f"harmless: line {each.lines[0]}: {each.row['means']}")
@@ -79,6 +81,7 @@ def read(file: Path) -> str:
             raise UserError(f"{file} can't be read: {error.strerror}") from None
     is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))  # as `>` writes it in PowerShell 5
     text = content.decode("utf-16" if is_utf16 else "utf-8", errors="replace")
+    text = text.replace("\r\n", "\n")  # of Windows
     return COLORS.sub("", text) if "\x1b" in text else text
 
 
@@ -88,7 +91,7 @@ def explain(text: str) -> list[Explanation]:
     Rows that say the same are one explanation. A pitfall belongs to the explanation of its line.
     """
     line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
-    text = text.replace("\r", "\n")  # a progress bar begins its line again
+    text = without_returns(text)
 
     def explanation(row: dict, places: list[tuple[int, int]]) -> Explanation:
         lines = sorted({bisect(line_starts, start) for start, _ in places})
@@ -111,17 +114,32 @@ def explain(text: str) -> list[Explanation]:
     return sorted(found, key=lambda each: each.lines[0])
 
 
-def first_unknown_error(text: str, found: list[Explanation]) -> tuple[int, str] | None:
-    """Return the number and the text of the first line with a Python error that isn't explained.
+def without_returns(text: str) -> str:
+    """Return a text in which a progress bar begins a line again wherever it returns."""
+    return text.replace("\r", "\n")
 
-    A message that is explained may only be its consequence on another rank.
+
+def earlier_error(text: str, first: Explanation) -> tuple[int, str] | None:
+    """Return the number and the text of the first Python error before what is explained first.
+
+    A message that is explained may only be its consequence on another rank. Errors of launchers,
+    which repeat another one, don't count, and neither does the name of an error above its message.
     """
-    explained = {line for each in found for line in each.lines}
-    for match in ERROR.finditer(text):
-        number = text.count("\n", 0, match.start()) + 1
-        if number not in explained:
-            return number, match[0][:LONGEST]
+    lines = "\n".join(text.split("\n", first.lines[0])[: first.lines[0]])
+    ends_of_lines, lines = lines, without_returns(lines)
+    end = lines.rfind(first.text)
+    for match in ERROR.finditer(lines, 0, end):
+        is_header = match[0].rstrip().endswith(":") and "Traceback" not in lines[match.end() : end]
+        if not is_header and not WRAPPERS.search(match[1]):
+            return ends_of_lines.count("\n", 0, match.start()) + 1, shown(match[0])
     return None
+
+
+def shown(line: str) -> str:
+    """Return a line of the log as it is printed: not too long, and without control characters."""
+    line = line.strip()
+    line = line if len(line) <= LONGEST else f"{line[:LONGEST]} …"
+    return "".join(character for character in line if character.isprintable())
 
 
 def described(each: Explanation) -> list[str]:
@@ -131,10 +149,7 @@ def described(each: Explanation) -> list[str]:
     if len(each.ranks) > 1:  # the line that is printed shows a single one
         notes.append(f"from ranks {', '.join(map(str, each.ranks))}")
     also = f" ({'; '.join(notes)})" if notes else ""
-    text = each.text.strip()
-    text = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
-    text = "".join(character for character in text if character.isprintable())
-    described = [f"line {first}{also}: {text}"]
+    described = [f"line {first}{also}: {shown(each.text)}"]
     if means := each.row.get("means"):
         described.append(f"  {means}")
     for pitfall in each.pitfalls:
