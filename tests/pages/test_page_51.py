@@ -1,4 +1,4 @@
-"""Page 51: its checks pass in a correct training, each fails for one fault, no pitfall is missing."""
+"""Page 51: its checks pass, each one finds a fault, and no pitfall is missing from the gallery."""
 
 import re
 
