@@ -17,24 +17,24 @@ import torch
 import torch.distributed as dist
 
 MAIN = threading.main_thread().ident
+PYTHON = os.path.dirname(os.__file__)
 
 
 def line_in(script: str, stack: traceback.StackSummary) -> str:
-    """Return the innermost line of a stack that is in the script, or in a file of its folder."""
-    path = Path(script).resolve()
-    own = [frame for frame in stack if is_own(Path(frame.filename), path.parent)]
+    """Return the innermost line of a stack that belongs neither to Python nor to a package."""
+    own = [frame for frame in stack if is_own(frame.filename)]
     if not own:
         return "not in the script"
-    file = Path(own[-1].filename).resolve()
-    line = linecache.getline(own[-1].filename, own[-1].lineno).strip()
-    place = "" if file == path else f"{file.relative_to(path.parent)} "
-    return f"{place}line {own[-1].lineno} {line}"
+    name, number = own[-1].filename, own[-1].lineno
+    line = linecache.getline(name, number).strip()
+    is_script = Path(name).resolve() == Path(script).resolve()
+    return f"{'' if is_script else f'{os.path.relpath(name)} '}line {number} {line}"
 
 
-def is_own(file: Path, folder: Path) -> bool:
-    """Say whether a file is in the folder, or below it, and not in an installed package."""
-    inside = folder in file.resolve().parents and "site-packages" not in file.parts
-    return inside and file.is_file() and file.name != Path(__file__).name
+def is_own(name: str) -> bool:
+    """Say whether a source file is neither a part of Python nor of an installed package."""
+    is_installed = name.startswith((PYTHON, "<")) or "site-packages" in name
+    return not is_installed and Path(name).name != Path(__file__).name
 
 
 def last_collective() -> str:

@@ -123,9 +123,14 @@ def main():
         orders.append(seen)
 
     # 9. Does the schedule end with the training?
-    advanced = getattr(scheduler, "scheduler", scheduler).last_epoch  # with Accelerate, or without
-    assert advanced == schedule_length, f"{advanced} of {schedule_length} steps of the schedule"
+    prepared = hasattr(scheduler, "scheduler")  # by Accelerate: it advances once per process
+    asked = step * (dist.get_world_size() if prepared else 1)
+    advanced = (scheduler.scheduler if prepared else scheduler).last_epoch
+    lengths = f"{asked} steps, {advanced} made, {schedule_length} planned"
+    assert asked == advanced == schedule_length, lengths
 
+    for buffer in model.buffers():  # of BatchNorm: each rank has its own
+        dist.broadcast(buffer, src=0)
     model.eval()
     errors = []
     with torch.no_grad():
@@ -136,8 +141,9 @@ def main():
     score = sum(error for _, error in errors_of_all) / len(errors_of_all)
 
     # 10. Is the score computed from each sample once?
-    numbers = sorted(number for number, _ in errors_of_all)
-    assert numbers == list(range(len(valid_set))), f"{len(numbers)} for {len(valid_set)} samples"
+    times = Counter(number for number, _ in errors_of_all)
+    wrong = [number for number in range(len(valid_set)) if times[number] != 1]
+    assert not wrong and len(times) == len(valid_set), f"not once: {wrong}, of {sorted(times)}"
 
     # 11. Do all ranks have the same score?
     assert are_equal(of_all_ranks(score)), of_all_ranks(score)
