@@ -16,10 +16,10 @@ def main():
     dist.init_process_group("gloo", timeout=timedelta(seconds=5))  # so that it doesn't take long
     rank = dist.get_rank()
     if rank != 0:
-        dist.barrier()  # rank 0 downloads the data first
-    data = torch.arange(16.0)[rank::2, None]  # in place of a download
+        dist.barrier()  # rank 0 prepares the data first
+    data = torch.arange(16.0)[rank::2, None]  # what rank 0 has prepared
     if rank == 0:
-        print(f"rank 0 of {dist.get_world_size()} has the data", flush=True)
+        print(f"rank 0 of {dist.get_world_size()} has prepared the data", flush=True)
     mean = data.mean()
     dist.all_reduce(mean, dist.ReduceOp.AVG)
     if rank == 0:
