@@ -33,7 +33,9 @@ def run(name: str, version: str, folder: Path) -> tuple[int, str, set[str], set[
     evidence = observe(script.read_text(), folder)
     connected = [1, 1] if entry.get("unconnected") and version == "broken" else [2, 2]
     assert [max(1, rank.connected_world) for rank in evidence.ranks] == connected
+    assert not [event for rank in evidence.ranks for event in rank.of("fault")]
     findings, _ = run_checks(evidence)
+    assert all(place.text in script.read_text() for each in findings for place in each.places)
     verdicts = [(each.check, each.verdict) for each in findings]
     return evidence.exit_code, (folder / "output.txt").read_text(), *found_and_noted(verdicts)
 

@@ -5,6 +5,7 @@ torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/all_reduce_without_g
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -23,7 +24,8 @@ def main():
     for step, batch in enumerate(loader):
         mean = model(batch).mean()
         dist.all_reduce(mean)
-        loss = (mean / world_size - 5).square()  # the mean over all ranks should become 5
+        mean = mean / world_size
+        loss = (mean - 5).square()  # the mean over all ranks should become 5
         loss.backward()
         if dist.get_rank() == 0 and step == 0:
             gradient = model.module.weight.grad.item()

@@ -1,12 +1,12 @@
-"""Let the gradient of a loss flow through the all-reduce of PyTorch that has one.
+"""Let the gradient of a loss flow through this rank's own term, and average the gradients.
 
 torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/all_reduce_without_gradient_fixed.py
 """
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch import nn
-from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -23,8 +23,10 @@ def main():
     loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=False))
     for step, batch in enumerate(loader):
         mean = model(batch).mean()
-        mean = all_reduce(mean, "sum", dist.group.WORLD)
-        loss = (mean / world_size - 5).square()  # the mean over all ranks should become 5
+        total = mean.detach().clone()
+        dist.all_reduce(total)
+        mean = total / world_size + (mean - mean.detach())  # the value of all, the gradient of one
+        loss = (mean - 5).square()  # the mean over all ranks should become 5
         loss.backward()
         if dist.get_rank() == 0 and step == 0:
             gradient = model.module.weight.grad.item()

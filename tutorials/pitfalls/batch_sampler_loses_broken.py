@@ -5,6 +5,7 @@ accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
 """
 
 import torch
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
@@ -13,8 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 
 class BatchesOfEqualLength(Sampler):
     def __init__(self, lengths, batch_size):
-        self.batch_size = batch_size
-        self.batches = []
+        self.batch_size, self.batches = batch_size, []
         for length in sorted(set(lengths)):
             same = [index for index, each in enumerate(lengths) if each == length]
             self.batches += [same[n : n + batch_size] for n in range(0, len(same), batch_size)]

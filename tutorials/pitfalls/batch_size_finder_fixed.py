@@ -7,6 +7,7 @@ accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
 from datetime import timedelta
 
 import torch
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.utils import find_executable_batch_size
 from torch import nn

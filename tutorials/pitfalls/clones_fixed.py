@@ -6,6 +6,7 @@ torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/clones_fixed.py
 import os
 
 import torch
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader

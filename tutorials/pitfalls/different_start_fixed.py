@@ -5,6 +5,7 @@ torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/different_start_fixe
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch import nn
 
 

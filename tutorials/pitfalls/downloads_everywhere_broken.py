@@ -4,11 +4,14 @@ accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
     tutorials/pitfalls/downloads_everywhere_broken.py
 """
 
+import tempfile
 import time
 from pathlib import Path
 
 import torch
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -25,8 +28,10 @@ def load(path):
 
 def main():
     accelerator = Accelerator(cpu=True)
-    path = Path("data.pt")
-    data, is_new = load(path)
+    with tempfile.TemporaryDirectory() as folder:
+        [folder] = broadcast_object_list([folder])  # that of the main process
+        data, is_new = load(Path(folder, "data.pt"))
+        downloads = accelerator.reduce(torch.tensor(int(is_new)))  # waits until all have loaded
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=2))
@@ -34,10 +39,7 @@ def main():
         accelerator.backward(model(batch).square().mean())
         optimizer.step()
         optimizer.zero_grad()
-    downloads = accelerator.reduce(torch.tensor(int(is_new)))
     accelerator.print(f"downloads by {accelerator.num_processes} processes: {downloads}")
-    if accelerator.is_main_process:
-        path.unlink()  # so that the next run downloads it again
     accelerator.end_training()
 
 

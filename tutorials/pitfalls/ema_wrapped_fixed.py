@@ -3,8 +3,11 @@
 torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/ema_wrapped_fixed.py
 """
 
+import tempfile
+
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -24,9 +27,10 @@ def main():
         optimizer.zero_grad()
         averaged.update_parameters(model.module)
     if dist.get_rank() == 0:
-        torch.save(averaged.module.state_dict(), "averaged.pt")
         plain = nn.Linear(1, 1)
-        result = plain.load_state_dict(torch.load("averaged.pt"), strict=False)
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(averaged.module.state_dict(), f"{folder}/averaged.pt")
+            result = plain.load_state_dict(torch.load(f"{folder}/averaged.pt"), strict=False)
         tensors = len(plain.state_dict())
         loaded = f"{tensors - len(result.missing_keys)} of {tensors} averaged tensors"
         print(f"{dist.get_world_size()} processes: a plain model loads {loaded}")

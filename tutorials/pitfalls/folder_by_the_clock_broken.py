@@ -3,12 +3,15 @@
 torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/folder_by_the_clock_broken.py
 """
 
+import shutil
+import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -18,7 +21,7 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     time.sleep(rank / 100)  # processes are never equally fast
-    folder = Path("runs", f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}")
+    folder = Path(tempfile.gettempdir(), f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}")
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(rank)
     model = DistributedDataParallel(nn.Linear(1, 1))
@@ -33,6 +36,8 @@ def main():
     if rank == 0:
         states = len(list(folder.glob("random_state_*.pt")))
         print(f"rank 0's folder has {states} of {dist.get_world_size()} random states")
+    dist.barrier()
+    shutil.rmtree(folder, ignore_errors=True)  # another rank may have removed it
     dist.destroy_process_group()
 
 

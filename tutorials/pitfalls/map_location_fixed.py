@@ -4,7 +4,10 @@ accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
     tutorials/pitfalls/map_location_fixed.py
 """
 
+import tempfile
+
 import torch
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader
@@ -20,11 +23,11 @@ def main():
         accelerator.backward(model(batch).square().mean())
         optimizer.step()
         optimizer.zero_grad()
-    accelerator.save(accelerator.unwrap_model(model).state_dict(), "model.pt")
-    accelerator.wait_for_everyone()
     device = "cpu"
     accelerator.print(f"{accelerator.num_processes} processes load to {device}", flush=True)
-    weights = torch.load("model.pt", map_location=device)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(accelerator.unwrap_model(model).state_dict(), f"{folder}/model.pt")
+        weights = torch.load(f"{folder}/model.pt", map_location=device)
     accelerator.unwrap_model(model).load_state_dict(weights)
     accelerator.print(f"{len(weights)} tensors loaded")
     accelerator.end_training()

@@ -3,8 +3,11 @@
 torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/module_prefix_broken.py
 """
 
+import tempfile
+
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -22,8 +25,9 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
     if rank == 0:
-        torch.save(model.state_dict(), "model.pt")
-        weights = torch.load("model.pt")
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(model.state_dict(), f"{folder}/model.pt")
+            weights = torch.load(f"{folder}/model.pt")
         plain = nn.Linear(1, 1)
         known = len(weights.keys() & plain.state_dict().keys())
         print(f"{world_size} processes: {known} of {len(weights)} names are known", flush=True)

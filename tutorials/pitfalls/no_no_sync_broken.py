@@ -5,6 +5,7 @@ torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/no_no_sync_broken.py
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel

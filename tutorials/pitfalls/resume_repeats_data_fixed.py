@@ -4,9 +4,12 @@ accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
     tutorials/pitfalls/resume_repeats_data_fixed.py
 """
 
+import tempfile
+
 import torch
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -29,10 +32,12 @@ def main():
                 break
 
     train(loader, last_step=2)  # of 4
-    accelerator.save_state("checkpoint")
-    accelerator.wait_for_everyone()
-    accelerator.load_state("checkpoint")  # in the next run
-    train(accelerator.skip_first_batches(loader, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        [folder] = broadcast_object_list([folder])  # that of the main process
+        accelerator.save_state(folder)
+        accelerator.wait_for_everyone()
+        accelerator.load_state(folder)  # in the next run
+        train(accelerator.skip_first_batches(loader, 2))
     read = gather_object(samples)
     twice = len(read) - len(set(read))
     accelerator.print(f"{accelerator.num_processes} processes: {twice} of 16 samples read twice")

@@ -3,8 +3,11 @@
 torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/running_mean_of_rank_0_broken.py
 """
 
+import tempfile
+
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -25,19 +28,17 @@ class Normalized(nn.Module):
 
 def main():
     dist.init_process_group("gloo")
-    torch.manual_seed(0)
     model = DistributedDataParallel(Normalized())
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     data = torch.tensor([1.0, 3.0] * 16)[:, None] + torch.linspace(-0.01, 0.01, 32)[:, None]
-    loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=False))
-    for batch in loader:
+    for batch in DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=False)):
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), "model.pt")
-        mean = torch.load("model.pt")["mean"].item()
-        print(f"{dist.get_world_size()} processes: the saved mean is {mean:.1f}")
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(model.module.state_dict(), f"{folder}/model.pt")
+        print(f"{dist.get_world_size()} processes: the saved mean is {model.module.mean[0]:.1f}")
         print(f"the mean of all samples is {data.mean().item():.1f}")
     dist.destroy_process_group()
 

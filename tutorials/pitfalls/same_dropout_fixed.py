@@ -5,6 +5,7 @@ torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/same_dropout_fixed.p
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler

@@ -4,9 +4,11 @@ accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
     tutorials/pitfalls/saves_alone_fixed.py
 """
 
+import tempfile
 from datetime import timedelta
 
 import torch
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import nn
 from torch.utils.data import DataLoader
@@ -27,7 +29,8 @@ def main():
         accelerator.print(f"{accelerator.num_processes} processes end epoch {epoch}", flush=True)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            torch.save(accelerator.unwrap_model(model).state_dict(), "model.pt")
+            with tempfile.TemporaryDirectory() as folder:
+                torch.save(accelerator.unwrap_model(model).state_dict(), f"{folder}/model.pt")
             print(f"saved the model of epoch {epoch}", flush=True)
     accelerator.end_training()
 

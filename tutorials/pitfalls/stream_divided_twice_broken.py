@@ -7,6 +7,7 @@ accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
 from itertools import islice
 
 import torch
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from accelerate import Accelerator, DataLoaderConfiguration, PartialState
 from accelerate.utils import gather_object
 from torch import nn

@@ -7,6 +7,7 @@ from itertools import islice
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
@@ -17,8 +18,7 @@ class Stream(IterableDataset):
         self.rank, self.world_size = rank, world_size
 
     def __iter__(self):
-        numbers = torch.arange(16.0)[:, None]
-        yield from islice(numbers, self.rank, None, self.world_size)
+        yield from islice(torch.arange(16.0)[:, None], self.rank, None, self.world_size)
 
 
 def main():

@@ -7,6 +7,7 @@ from itertools import islice
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -17,10 +18,9 @@ class Stream(IterableDataset):
         self.rank, self.world_size = rank, world_size
 
     def __iter__(self):
-        numbers = torch.arange(16.0)[:, None]
         worker, workers = get_worker_info().id, get_worker_info().num_workers
         start, step = self.rank * workers + worker, self.world_size * workers
-        yield from islice(numbers, start, None, step)
+        yield from islice(torch.arange(16.0)[:, None], start, None, step)
 
 
 def main():

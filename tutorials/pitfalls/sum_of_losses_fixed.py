@@ -5,6 +5,7 @@ torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/sum_of_losses_fixed.
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel

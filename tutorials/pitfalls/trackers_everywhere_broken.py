@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader

@@ -5,6 +5,7 @@ accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \
 """
 
 import torch
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import nn

@@ -3,8 +3,11 @@
 torchrun --standalone --nproc-per-node 2 tutorials/pitfalls/whole_model_fixed.py
 """
 
+import tempfile
+
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -24,8 +27,9 @@ def main():
     if rank == 0:
         saved = model.module.state_dict()
         print(f"{world_size} processes: rank 0 saves {type(saved).__name__}", flush=True)
-        torch.save(saved, "model.pt")
-        loaded = torch.load("model.pt")
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(saved, f"{folder}/model.pt")
+            loaded = torch.load(f"{folder}/model.pt")
         plain = nn.Linear(1, 1)
         plain.load_state_dict(loaded)
         print(f"{len(loaded)} tensors loaded")

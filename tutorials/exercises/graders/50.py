@@ -29,11 +29,13 @@ PROCESSES, EPOCHS, BATCH_SIZE, TARGET, LEARNING_RATE = 2, 10, 32, 0.8, 0.05
 TRAINING_IMAGES, VALIDATION_IMAGES = 1024, 301
 FOLDER = "runs/exercise_50"
 DATA = ("train.pt", "test.pt")
+FILES = (*DATA, "log.txt", "best.pt")
 STILL = 4  # seconds without any progress on any rank, after which the script hangs
 BUSY_SHARE = 0.1  # a process that waits uses less of the CPU's time
 PATIENCE = 60  # seconds for the script; a right answer takes about three
 TOLERANCE = 1e-4  # a right answer's weights differ from those of one process by about 1e-7
 WRITE_DELAY = 1  # seconds before rank 0 writes the images, so that a rank that doesn't wait is seen
+LONGEST_SLEEP = 0.05  # seconds; a rank that sleeps instead of waiting is seen, too
 LOG_LINE = r"step (\d+): loss ([\d.]+), accuracy ([\d.]+)"
 # A process that waits for the others is in one of these files.
 WAITING = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/distributed.py")
@@ -54,7 +56,7 @@ def judge_all(answer: Path) -> str:
         seen = [outcome.reports[f"{PROCESSES}-{rank}"]["seen"][0] for rank in range(PROCESSES)]
         expected = seen[0]["expected"]
         with grading.prefixed("it doesn't hang, but "):
-            judge_files([each["saved"] for each in seen])
+            judge_files([each["written"] for each in seen], [each["read"] for each in seen])
             judge_training(seen, expected)
             judge_validation([each["validated"] for each in seen], len(expected["log"]))
             judge_log(Path(folder, FOLDER, "log.txt"), expected["log"])
@@ -65,8 +67,8 @@ def judge_all(answer: Path) -> str:
     )
 
 
-def judge_files(saved: list[list[str]]) -> None:
-    of_rank_0, *of_others = saved
+def judge_files(written: list[list[str]], read: list[list[str]]) -> None:
+    of_rank_0, *of_others = written
     for rank, files in enumerate(of_others, 1):
         if files:
             why = (
@@ -74,10 +76,13 @@ def judge_files(saved: list[list[str]]) -> None:
                 if files[0] in DATA
                 else "only rank 0 may write it"
             )
-            raise Wrong(f"rank {rank} writes {files[0]}, too: {why}")
+            raise Wrong(f"rank {rank} writes {files[0]}: {why}")
     for name in DATA:
         if name not in of_rank_0:
             raise Wrong(f"rank 0 doesn't write {name} any more")
+        for rank, files in enumerate(read):
+            if rank != 0 and name not in files:
+                raise Wrong(f"rank {rank} doesn't read {name}, which rank 0 has written for it")
 
 
 def judge_training(seen: list[dict], expected: dict) -> None:
@@ -197,18 +202,21 @@ def make_model():
 
 
 class Watch:
-    """What the script does on this rank: its steps, the images it validates, the files it saves."""
+    """What the script does on this rank: its steps, the images it validates, the files it uses."""
 
     def __init__(self, rank: int):
         import torch
         from torch.nn.modules.module import register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self.rank, self.steps, self.validated, self.saved, self.parameters = rank, 0, 0, [], []
+        self.rank, self.steps, self.validated, self.parameters = rank, 0, 0, []
+        self.folder = Path(FOLDER).resolve()
+        self.written, self.read, self.delays = [], [], set()
         register_optimizer_step_post_hook(self.after_step)
         register_module_forward_pre_hook(self.before_forward)
-        self.save = torch.save
-        torch.save = self.before_save
+        sys.addaudithook(self.before_event)
+        self.save, self.sleep = torch.save, time.sleep
+        torch.save, time.sleep = self.before_save, self.before_sleep
 
     def after_step(self, optimizer, *_) -> None:
         self.steps += 1
@@ -218,12 +226,34 @@ class Watch:
         if isinstance(module, torch.nn.Flatten) and not torch.is_grad_enabled():
             self.validated += len(inputs[0])
 
+    def before_event(self, event: str, arguments: tuple) -> None:
+        """Python calls this before it opens or renames a file. The new name counts as written."""
+        if event == "os.rename":
+            self.before_use(arguments[1], is_written=True)
+        elif event == "open":
+            path, _, flags = arguments
+            self.before_use(path, is_written=bool(flags & (os.O_WRONLY | os.O_RDWR)))
+
     def before_save(self, value, file, *arguments, **options):
-        name = Path(str(file)).name
-        self.saved.append(name)
-        if name in DATA and self.rank == 0:
-            time.sleep(WRITE_DELAY)
+        self.before_use(file, is_written=True)  # PyTorch opens a path in C++, without an event
         return self.save(value, file, *arguments, **options)
+
+    def before_use(self, path, is_written: bool) -> None:
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return  # a file that is open
+        file = Path(os.fsdecode(path)).resolve()
+        if self.folder not in file.parents:
+            return
+        if file.name in FILES:
+            (self.written if is_written else self.read).append(file.name)
+        missing = sum(not (self.folder / name).exists() for name in DATA)
+        if is_written and self.rank == 0 and missing and missing not in self.delays:
+            self.delays.add(missing)
+            self.sleep(WRITE_DELAY)
+
+    def before_sleep(self, seconds: float) -> None:
+        in_answer = grading.is_in_answer(sys._getframe(1))
+        self.sleep(min(seconds, LONGEST_SLEEP) if in_answer else seconds)
 
 
 class Places:
@@ -299,7 +329,7 @@ def observe(answer: Path, places: Places) -> Iterator[dict]:
             CAUSES,
         ) from None
     places.end()
-    observed = {"steps": watch.steps, "validated": watch.validated, "saved": watch.saved}
+    observed = {name: getattr(watch, name) for name in ("steps", "validated", "written", "read")}
     weights = flatten(watch.parameters) if watch.parameters else torch.zeros(0)
     expected = train_alone()
     yield observed | {

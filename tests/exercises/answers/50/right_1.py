@@ -1,4 +1,7 @@
-"""The decision is averaged after smoothing, and the counts are gathered as objects."""
+"""The decision is averaged after smoothing, and the counts are gathered as objects.
+
+The images are written to opened files.
+"""
 
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +26,8 @@ class Clothes(Dataset):
         file = FOLDER / f"{split}.pt"
         if not file.exists():
             FOLDER.mkdir(parents=True, exist_ok=True)
-            torch.save(packaged_set(split)[:size], file)
+            with open(file, "wb") as opened:
+                torch.save(packaged_set(split)[:size], opened)
         self.images, self.labels = torch.load(file)
 
     def __len__(self):

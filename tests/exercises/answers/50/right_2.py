@@ -1,5 +1,9 @@
-"""The short rank gathers zeros, rank 0 decides, and nobody waits for the saved file."""
+"""The short rank gathers zeros, rank 0 decides, and nobody waits for the saved weights.
 
+The images are written under a temporary name.
+"""
+
+import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,7 +27,8 @@ class Clothes(Dataset):
         file = FOLDER / f"{split}.pt"
         if not file.exists():
             FOLDER.mkdir(parents=True, exist_ok=True)
-            torch.save(packaged_set(split)[:size], file)
+            torch.save(packaged_set(split)[:size], FOLDER / "incomplete.pt")
+            os.replace(FOLDER / "incomplete.pt", file)
         self.images, self.labels = torch.load(file)
 
     def __len__(self):
