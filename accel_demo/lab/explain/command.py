@@ -25,7 +25,8 @@ LONGEST = 160  # characters of a line of the log that are printed
 ERROR = re.compile(r"^(?:\[\w+\]: ?)*([\w.]*(?:Error|Exception))(?::.*)?$", re.MULTILINE)
 WRAPPERS = re.compile(r"CalledProcess|ChildFailed|ProcessRaised|ProcessExited|Signal")  # launchers'
 RANK = re.compile(r"\[rank(\d+)\]:")  # as PyTorch marks the lines of a traceback
-COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# Colors, and other escape codes of terminals: https://en.wikipedia.org/wiki/ANSI_escape_code
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
 
 
 @dataclass
@@ -67,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 
 def read(file: Path) -> str:
-    """Return the text of a file, or of standard input if it is `-`, without colors."""
+    """Return the text of a file, or of standard input if it is `-`, without escape codes."""
     if str(file) == "-":
         if sys.stdin is None:
             raise UserError("there is no standard input, so name a file: accel-demo explain FILE")
@@ -82,7 +83,7 @@ def read(file: Path) -> str:
     is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))  # as `>` writes it in PowerShell 5
     text = content.decode("utf-16" if is_utf16 else "utf-8", errors="replace")
     text = text.replace("\r\n", "\n")  # of Windows
-    return COLORS.sub("", text) if "\x1b" in text else text
+    return ESCAPES.sub("", text) if "\x1b" in text else text
 
 
 def explain(text: str) -> list[Explanation]:
