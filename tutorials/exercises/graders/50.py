@@ -210,7 +210,7 @@ class Watch:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self.rank, self.steps, self.validated, self.parameters = rank, 0, 0, []
-        self.folder = Path(FOLDER).resolve()
+        self.process, self.folder = os.getpid(), Path(FOLDER).resolve()
         self.written, self.read, self.delays = [], [], set()
         register_optimizer_step_post_hook(self.after_step)
         register_module_forward_pre_hook(self.before_forward)
@@ -252,8 +252,9 @@ class Watch:
             self.sleep(WRITE_DELAY)
 
     def before_sleep(self, seconds: float) -> None:
-        in_answer = grading.is_in_answer(sys._getframe(1))
-        self.sleep(min(seconds, LONGEST_SLEEP) if in_answer else seconds)
+        """Shorten a sleep of the script, but not one of a process that it has forked."""
+        is_script = grading.is_in_answer(sys._getframe(1)) and os.getpid() == self.process
+        self.sleep(min(seconds, LONGEST_SLEEP) if is_script else seconds)
 
 
 class Places:
