@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from accel_demo.lab.explain.catalog import FOLDER, pitfalls, symptoms, without_error
+from accel_demo.lab.explain.catalog import FOLDER, pitfalls, symptoms
 
 TUTORIALS = Path(__file__).parent
 SECONDS = TUTORIALS / "seconds.yaml"
@@ -176,6 +176,11 @@ def print_messages() -> None:
         quotes = "``" if "`" in row["message"] else "`"
         mark = " †" if "library" in row else ""
         print(f"| {quotes}{row['message']}{quotes}{mark} | {link(row)} |")
+
+
+def without_error(message: str) -> str:
+    """Return a message without the name of the error in front of it, such as `ValueError: `."""
+    return re.sub(r"^[\w. ]*([Ee]rror|Warning): ", "", message)
 
 
 def link(row: dict) -> str:

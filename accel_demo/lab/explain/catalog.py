@@ -11,8 +11,6 @@ from pathlib import Path
 import yaml
 
 FOLDER = Path(__file__).parent
-VARIES = re.compile(r"…|\d+")
-NAME_OF_ERROR = re.compile(r"^[\w. ]*(?:[Ee]rror|Warning): ")
 
 
 @cache
@@ -37,31 +35,18 @@ def messages() -> list[dict]:
     return content["messages"] + content["elsewhere"]
 
 
-def without_error(message: str) -> str:
-    """Return a message without the name of the error in front of it, such as `ValueError: `."""
-    return NAME_OF_ERROR.sub("", message)
+def places_of(message: str, text: str) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each line of a text that contains a message.
 
-
-def pattern_of(row: dict) -> tuple[re.Pattern[str], str]:
-    """Return a pattern that finds the message of a row, and its longest part that never varies.
-
-    The pattern matches from the beginning of a line. Its groups are atomic, so that even a line of
-    a million characters is read only once.
+    `…` in the message stands for any text. The groups of the pattern are atomic, so that even a
+    line of a million characters is read only once.
     """
-    if "search" in row:
-        parts = row["search"].split("…")
-    else:
-        parts = [part for part in VARIES.split(row["message"]) if part.strip()]
-    pattern = "".join(f"(?>.*?{re.escape(part)})" for part in parts)
-    return re.compile(f"^{pattern}", re.MULTILINE), max(parts, key=len)
-
-
-def places_of(row: dict, text: str) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of each line of a text that contains the row's message."""
-    pattern, longest = pattern_of(row)
+    parts = message.split("…")
+    pattern = re.compile("".join(f"(?>.*?{re.escape(part)})" for part in parts))
+    longest = max(parts, key=len)
     place = text.find(longest)
     while place >= 0:
-        start, end = text.rfind("\n", 0, place) + 1, text.find("\n", place + len(longest))
+        start, end = text.rfind("\n", 0, place) + 1, text.find("\n", place)
         end = end if end >= 0 else len(text)
         if pattern.match(text, start, end):
             yield start, end

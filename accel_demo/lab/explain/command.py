@@ -21,11 +21,14 @@ from accel_demo.options import Parser
 from accel_demo.wording import counted, listed
 
 LONGEST = 160  # characters of a line of the log that are printed
-# The last line of a traceback, below the mark of the launcher and that of PyTorch
-ERROR = re.compile(r"^(?:\[\w+\]: ?)*([\w.]*(?:Error|Exception))(?::.*)?$", re.MULTILINE)
-WRAPPERS = re.compile(r"CalledProcess|ChildFailed|ProcessRaised|ProcessExited|Signal")  # launchers'
+ERROR = re.compile(  # the last line of a traceback; launchers put the rank in front of it
+    r"^(?:(?:\[\w+\]|\d+): *)*(?:\w+\.)*"
+    r"(?!CalledProcess|ProcessExited|ProcessRaised)"  # they report another one
+    r"\w*(?:Error|Exception)(?::.*)?$",
+    re.MULTILINE,
+)
+HEADER = re.compile(r":$|NCCL error in: ")  # the message itself is on the next lines
 RANK = re.compile(r"\[rank(\d+)\]:")  # as PyTorch marks the lines of a traceback
-# Colors, and other escape codes of terminals: https://en.wikipedia.org/wiki/ANSI_escape_code
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
 
 
@@ -33,7 +36,8 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\
 class Explanation:
     """What the course says about the message in some lines of a log."""
 
-    text: str  # the first of these lines
+    start: int  # of the first of these lines in the log
+    text: str  # of that line
     lines: list[int]  # from 1
     ranks: list[int]  # those that have printed it, as far as the lines say so
     row: dict  # of messages.yaml, the first that says this; or empty
@@ -53,9 +57,12 @@ def main(arguments: list[str]) -> int:
     faults = [each for each in found if not each.row.get("harmless")]
     for number, each in enumerate(faults):
         print("\n" * bool(number) + "\n".join(described(each)))
-    if faults and (before := earlier_error(text, faults[0])):
-        number, line = before
-        print(f"\nAn earlier error, which the course doesn't explain: line {number}: {line}")
+    if faults and (unknown := earlier_error(text, faults[0].start)):
+        number, line = unknown
+        print(
+            f"\nline {number}: {printable(line)}\n  The course doesn't explain this error, which "
+            "comes first and may be the cause of the others."
+        )
     for each in found:
         if each not in faults:
             print(f"harmless: line {each.lines[0]}: {each.row['means']}")
@@ -82,8 +89,7 @@ def read(file: Path) -> str:
             raise UserError(f"{file} can't be read: {error.strerror}") from None
     is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))  # as `>` writes it in PowerShell 5
     text = content.decode("utf-16" if is_utf16 else "utf-8", errors="replace")
-    text = text.replace("\r\n", "\n")  # of Windows
-    return ESCAPES.sub("", text) if "\x1b" in text else text
+    return ESCAPES.sub("", text)
 
 
 def explain(text: str) -> list[Explanation]:
@@ -92,55 +98,49 @@ def explain(text: str) -> list[Explanation]:
     Rows that say the same are one explanation. A pitfall belongs to the explanation of its line.
     """
     line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
-    text = without_returns(text)
+    text = text.replace("\r", "\n")  # a progress bar begins its line again
 
     def explanation(row: dict, places: list[tuple[int, int]]) -> Explanation:
         lines = sorted({bisect(line_starts, start) for start, _ in places})
         ranks = {int(rank) for place in places for rank in RANK.findall(text[slice(*place)])}
-        return Explanation(text[slice(*min(places))], lines, sorted(ranks), row)
+        start, end = min(places)
+        return Explanation(start, text[start:end], lines, sorted(ranks), row)
 
     rows: dict[str, list[dict]] = {}
     for row in messages():
-        rows.setdefault(row.get("means", row["message"]), []).append(row)
+        rows.setdefault(row["means"], []).append(row)
     found = []
     for same in rows.values():
-        if places := [place for row in same for place in places_of(row, text)]:
+        searches = [row.get("search", row["message"]) for row in same]
+        if places := [place for each in searches for place in places_of(each, text)]:
             found.append(explanation(same[0], places))
     for pitfall in pitfalls():
-        if "message" in pitfall and (places := list(places_of(pitfall, text))):
+        if "message" in pitfall and (places := list(places_of(pitfall["message"], text))):
             new = explanation({}, places)
             owner = next((each for each in found if {*each.lines} & {*new.lines}), new)
             owner.pitfalls.append(pitfall)
             found += [owner] if owner is new else []
-    return sorted(found, key=lambda each: each.lines[0])
+    return sorted(found, key=lambda each: each.start)
 
 
-def without_returns(text: str) -> str:
-    """Return a text in which a progress bar begins a line again wherever it returns."""
-    return text.replace("\r", "\n")
+def earlier_error(text: str, end: int) -> tuple[int, str] | None:
+    """Return the number and the text of the first line with a Python error before the first fault.
 
-
-def earlier_error(text: str, first: Explanation) -> tuple[int, str] | None:
-    """Return the number and the text of the first Python error before what is explained first.
-
-    A message that is explained may only be its consequence on another rank. Errors of launchers,
-    which repeat another one, don't count, and neither does the name of an error above its message.
+    The fault may only be its consequence on another rank. Errors that report the end of another
+    process are left out, and so is the header of the fault itself, which no traceback follows.
     """
-    lines = "\n".join(text.split("\n", first.lines[0])[: first.lines[0]])
-    ends_of_lines, lines = lines, without_returns(lines)
-    end = lines.rfind(first.text)
+    lines = text.replace("\r", "\n")
+    last_traceback = lines.rfind("Traceback (most recent call last)", 0, end)
     for match in ERROR.finditer(lines, 0, end):
-        is_header = match[0].rstrip().endswith(":") and "Traceback" not in lines[match.end() : end]
-        if not is_header and not WRAPPERS.search(match[1]):
-            return ends_of_lines.count("\n", 0, match.start()) + 1, shown(match[0])
+        if match.start() < last_traceback or not HEADER.search(match[0].rstrip()):
+            return text.count("\n", 0, match.start()) + 1, match[0]
     return None
 
 
-def shown(line: str) -> str:
-    """Return a line of the log as it is printed: not too long, and without control characters."""
-    line = line.strip()
-    line = line if len(line) <= LONGEST else f"{line[:LONGEST]} …"
-    return "".join(character for character in line if character.isprintable())
+def printable(line: str) -> str:
+    """Return the beginning of a line without control characters."""
+    line = "".join(each for each in line.strip().replace("\t", " ") if each.isprintable())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} …"
 
 
 def described(each: Explanation) -> list[str]:
@@ -150,11 +150,11 @@ def described(each: Explanation) -> list[str]:
     if len(each.ranks) > 1:  # the line that is printed shows a single one
         notes.append(f"from ranks {', '.join(map(str, each.ranks))}")
     also = f" ({'; '.join(notes)})" if notes else ""
-    described = [f"line {first}{also}: {shown(each.text)}"]
+    described = [f"line {first}{also}: {printable(each.text)}"]
     if means := each.row.get("means"):
         described.append(f"  {means}")
     for pitfall in each.pitfalls:
-        described += [f"  {pitfall['title']}", f"    cause: {pitfall['cause']}"]
+        described += [f"  possible fault: {pitfall['title']}", f"    cause: {pitfall['cause']}"]
         described += [f"    cure: {pitfall['cure']}"]
         described += [f"    scripts: tutorials/pitfalls/{pitfall['name']}_broken.py and _fixed.py"]
     rows = [row for row in (each.row, *each.pitfalls) if "page" in row]
