@@ -62,6 +62,7 @@ def _observe_all() -> None:
         when_imported("torch", module.observe_torch)
     for module in (training, schedules, metrics):
         when_imported("accelerate", module.observe_accelerate)
+    when_imported("accelerate.data_loader", loaders.observe_dispatcher)
     when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", weights.observe_fsdp)
     when_imported("torch.distributed.fsdp.sharded_grad_scaler", clipping.observe_sharded_scaler)
     when_imported("torch.distributed.tensor.parallel.api", weights.observe_tensor_parallel)

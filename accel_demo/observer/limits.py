@@ -1,4 +1,4 @@
-"""Shorten a run: few batches per pass over a loader, and few optimizer steps in all."""
+"""Shorten a run: few batches per pass over a loader, few passes, or few optimizer steps."""
 
 import functools
 import os
@@ -6,7 +6,9 @@ import sys
 
 from .events import emit, line_of_script
 
-BATCHES, STEPS = "ACCEL_DEMO_AUDIT_BATCHES", "ACCEL_DEMO_AUDIT_STEPS"  # 0 or absent: no limit
+# Environment variables: 0 or absent means no limit
+BATCHES, STEPS = "ACCEL_DEMO_AUDIT_BATCHES", "ACCEL_DEMO_AUDIT_STEPS"
+EPOCHS = "ACCEL_DEMO_AUDIT_EPOCHS"  # of a loader for training; if set, all samples are recorded
 ENDLESS = 1_000_000  # batches: such a loader is not read to its end, but for a number of steps
 _real_lengths: dict = {}
 
@@ -32,6 +34,17 @@ def end_run_after(steps: int) -> None:
     if 0 < most <= steps:
         emit("enough", steps=steps, line=line_of_script(3))
         sys.exit(0)
+
+
+def end_run_after_epochs(epochs: int) -> None:
+    """Exit with code 0 before a loader for training is read again, if it has had all its passes."""
+    if records_all_samples() and epochs >= int(os.environ[EPOCHS]):
+        emit("enough", steps=0, line=line_of_script(4))
+        sys.exit(0)
+
+
+def records_all_samples() -> bool:
+    return EPOCHS in os.environ
 
 
 def shorten(loader_class) -> None:

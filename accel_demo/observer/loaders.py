@@ -23,6 +23,7 @@ _loaders: list = []  # of _ObservedLoader
 _makers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # iterator -> weak loader
 _passes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # iterator -> _ObservedPass
 _recorded: Counter = Counter()  # by the line
+_latest: list[int | None] = [None]  # the number of the loader that has returned the latest batch
 
 
 class _ObservedLoader:
@@ -30,6 +31,7 @@ class _ObservedLoader:
 
     def __init__(self, loader, key: tuple, number: int):
         self.loader, self.key, self.number, self.passes = weakref.ref(loader), key, number, 0
+        self.trains = False  # a backward pass has followed one of its batches
 
 
 class _ObservedPass:
@@ -94,6 +96,28 @@ def observe_torch(torch) -> None:
     worker._worker_loop = quiet_work
 
 
+def observe_dispatcher(module) -> None:
+    """Observe the part of each batch that a rank gets if Accelerate reads on rank 0 only."""
+    begin = module.DataLoaderDispatcher.__iter__
+
+    @functools.wraps(begin)
+    def observed_begin(self):
+        for batch in begin(self):
+            _given(self, batch)
+            yield batch
+
+    if limits.records_all_samples():
+        module.DataLoaderDispatcher.__iter__ = observed_begin
+
+
+@guarded
+def _given(dispatcher, batch) -> None:
+    number = number_of(dispatcher)
+    own = next(own for own in _loaders if own.number == number)
+    _latest[0] = number
+    emit("given", loader=number, number=own.passes - 1, samples=fingerprints(batch))
+
+
 @guarded
 def _made(iterator, loader=None, *_) -> None:
     if loader is not None:
@@ -112,6 +136,8 @@ def _begun(loader, iterator) -> None:
     state.line = line_of_script(3)
     state.length = limits.real_length(loader)
     own = _entry_of(loader, (str(state.line), _length(loader.dataset), loader.batch_size))
+    if own.trains:
+        limits.end_run_after_epochs(own.passes)
     state.loader, state.number = own.number, own.passes
     own.passes += 1
     sampler = samplers_of(loader)[-1]
@@ -132,6 +158,12 @@ def _begun(loader, iterator) -> None:
         **padding_of(loader, sampler),
         seed_of_workers=getattr(iterator, "_base_seed", None) if loader.num_workers else None,
     )
+
+
+def mark_training() -> None:
+    """Remember that a backward pass has followed the latest batch."""
+    for own in _loaders:
+        own.trains |= own.number == _latest[0]
 
 
 def number_of(loader) -> int | None:
@@ -205,7 +237,8 @@ def _returned(iterator, batch) -> None:
     state.batches += 1
     indices = state.indices.popleft() if state.indices else None
     details = {}
-    if _recorded[str(state.line)] < MOST_BATCHES:
+    _latest[0] = state.loader
+    if _recorded[str(state.line)] < MOST_BATCHES or limits.records_all_samples():
         _recorded[str(state.line)] += 1
         details = {"indices": _as_list(indices), "samples": fingerprints(batch)}
     emit("batch", loader=state.loader, number=state.number, **details)

@@ -7,7 +7,7 @@ import functools
 import sys
 from contextlib import contextmanager
 
-from . import limits, losses, models
+from . import limits, loaders, losses, models
 from .collectives import counted
 from .events import emit, guarded, line_of_script
 from .processes import wrap
@@ -69,6 +69,7 @@ def _constructed(optimizer) -> None:
 @guarded
 def _backward_done(before: list[int] | None, about_loss: dict) -> None:
     Backwards.count += 1
+    loaders.mark_training()
     forwards = models.take_forwards()
     is_local = before is not None and before == counted()
     is_early = Backwards.count <= MOST_GRADIENTS

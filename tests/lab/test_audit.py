@@ -16,8 +16,8 @@ import torch
 
 from accel_demo.lab import audit as package
 from accel_demo.lab.audit import checks
-from accel_demo.lab.audit.launches import command_for
-from accel_demo.lab.audit.ranks import Rank
+from accel_demo.lab.observed.launches import command_for
+from accel_demo.lab.observed.ranks import Rank
 from tests.conftest import (
     REPOSITORY,
     left_behind,
@@ -343,7 +343,9 @@ def audit_of_sleeping_script(folder: Path):
         wait_for(lambda: len(list(folder.glob("pid-*"))) == 2)
         assert (folder / "best.pt").read_text() == "overwritten"
         children = psutil.Process(process.pid).children()
-        keeper = next(each for each in children if "accel_demo.lab.audit.keeper" in each.cmdline())
+        keeper = next(
+            each for each in children if "accel_demo.lab.observed.keeper" in each.cmdline()
+        )
         yield process, keeper
     wait_for(lambda: (folder / "best.pt").read_text() == "the best model so far")
     pids = [int(file.name.removeprefix("pid-")) for file in folder.glob("pid-*")]

@@ -16,10 +16,11 @@ from accel_demo.lab.shards.reading import (
     LoaderReads,
     LoaderSettings,
     epoch_reads,
+    explain_uneven_batches,
     make_loader,
     read_all,
 )
-from accel_demo.lab.shards.tables import MARKS, explain_uneven_batches, reading_table
+from accel_demo.lab.shards.tables import MARKS, reading_table
 from tests.lab.measured import run_measured
 
 SIZES = [(samples, batch_size) for samples in (1, 4, 22, 30, 36) for batch_size in (3, 6)]
@@ -199,7 +200,8 @@ def reads_by_hand(samples, ranks):
     """Make up two epochs in which all ranks read sample 0, and one rank reads each other sample."""
     batches = [[[0, *range(1 + rank, samples, ranks)]] for rank in range(ranks)]
     epochs = [epoch_reads(number, batches, batches, samples) for number in (1, 2)]
-    return LoaderReads(LoaderSettings("by hand", samples, samples, epochs=2), epochs)
+    settings = LoaderSettings("by hand", samples, samples, epochs=2)
+    return LoaderReads("by hand", samples, settings, epochs)
 
 
 @pytest.mark.parametrize(("samples", "ranks"), [(4, 2), (22, 3), (22, 9), (400, 6)])
@@ -222,7 +224,11 @@ def test_the_command_prints_the_numbers_of_its_json(quick_run):
     loaders = []
     for loader in result["loaders"]:
         epochs = [EpochReads(**epoch) for epoch in loader["epochs"]]
-        loaders.append(LoaderReads(LoaderSettings(**loader["settings"]), epochs))
+        loaders.append(
+            LoaderReads(
+                loader["name"], loader["samples"], LoaderSettings(**loader["settings"]), epochs
+            )
+        )
     methods = [(loader.settings.method, len(loader.epochs)) for loader in loaders]
     assert methods == [(TORCH, 2), (ACCELERATE, 2)]
     assert reading_table(loaders) in shown

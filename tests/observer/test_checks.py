@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader
 
 from accel_demo.errors import UserError
 from accel_demo.lab.audit.checks.settings import different_setting
-from accel_demo.lab.audit.command import check_usable, run_checks
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.ranks import read_launches
+from accel_demo.lab.audit.command import run_checks
 from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.observation import check_usable
+from accel_demo.lab.observed.ranks import read_launches
 from accel_demo.observer import loaders
 from tests.conftest import rank_environments, start_process, wait_for_all
 from tests.exercises.wrong_answers import patched
@@ -33,8 +34,12 @@ def text_of(entry: dict | str) -> str:
     return patched(text_of(SCRIPTS[entry["of"]]), entry["diff"])
 
 
-def observe(script: str, folder: Path, least: int = 2) -> Evidence:
-    """Run a script in two processes under observation. `least` of them must report."""
+def observe(script: str, folder: Path, least: int = 2, **limits: str) -> Evidence:
+    """Run a script in two processes under observation. `least` of them must report.
+
+    `limits` are environment variables, by default those of `accel-demo audit`.
+    """
+    limits = limits or {"ACCEL_DEMO_AUDIT_BATCHES": "8", "ACCEL_DEMO_AUDIT_STEPS": "20"}
     path, events = folder / "script.py", folder / "events"
     path.write_text(script)
     events.mkdir()
@@ -46,8 +51,7 @@ def observe(script: str, folder: Path, least: int = 2) -> Evidence:
                 output,
                 cwd=folder,
                 ACCEL_DEMO_AUDIT=str(events),
-                ACCEL_DEMO_AUDIT_BATCHES="8",
-                ACCEL_DEMO_AUDIT_STEPS="20",
+                **limits,
                 **environment,
             )
             for environment in environments

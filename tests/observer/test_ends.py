@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from accel_demo.lab.audit import observed_command
 from accel_demo.lab.audit.checks import deaths
 from accel_demo.lab.audit.command import result_of, run_checks
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.observed_command import ObservedCommand
-from accel_demo.lab.audit.ranks import Rank, read_launches
 from accel_demo.lab.audit.result import Finding
+from accel_demo.lab.observed import observed_command
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.observed_command import ObservedCommand
+from accel_demo.lab.observed.ranks import Rank, read_launches
 from accel_demo.processes.cleanup import kill_all
 from tests.conftest import run_to_end
 from tests.observer.test_checks import OBSERVED

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from linecache import getlines
 
-from accel_demo.lab.audit.ranks import Rank
 from accel_demo.lab.audit.result import NOTE, WARNING, Finding
+from accel_demo.lab.observed.ranks import Rank
 from accel_demo.wording import counted
 
 PAGE = "30_who_saw_which_sample"

@@ -1,18 +1,13 @@
 """Result of `accel-demo audit`: what it found, and what it could not check."""
 
-import linecache
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from accel_demo.lab.audit.ranks import Rank
+from accel_demo.lab.observed.places import text_of
+from accel_demo.lab.observed.ranks import Rank
 
 ERROR, WARNING, NOTE = "error", "warning", "note"  # proven, suspicious, a cost or a habit
 VERDICTS = (ERROR, WARNING, NOTE)
-
-
-class NotChecked(Exception):
-    """A check could not be made. The message is the reason."""
 
 
 @dataclass
@@ -101,21 +96,3 @@ class AuditResult:
     def has_findings(self) -> bool:
         """True if there is anything above a note."""
         return bool(self.waits) or any(finding.verdict != NOTE for finding in self.findings)
-
-
-def text_of(place: Sequence) -> str:
-    """Return the text of a line of the script. `place` starts with the file and the line number."""
-    return linecache.getline(place[0], place[1]).strip()
-
-
-def ranks_in_words(ranks: list[int], world: int) -> str:
-    """Return for example "rank 1", "ranks 0, 2" or "all ranks"."""
-    if len(ranks) == world > 1:
-        return "all ranks"
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
-
-
-def short_path(path: str) -> str:
-    """Return the path relative to the current folder, if the file is below it."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative

@@ -1,7 +1,8 @@
 """Print the result of an audit."""
 
 from accel_demo.lab.audit.all_checks import TITLES
-from accel_demo.lab.audit.result import NOTE, AuditResult, Finding, ranks_in_words, short_path
+from accel_demo.lab.audit.result import NOTE, AuditResult, Finding
+from accel_demo.lab.observed.places import ranks_in_words, short_path
 from accel_demo.wording import counted
 
 MOST_FILES = 10  # that are named one by one

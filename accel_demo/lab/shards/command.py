@@ -1,12 +1,18 @@
-"""Show which samples each rank reads, and how many samples a metric counts.
+"""Show which samples each rank reads, with your script's loaders or with ours.
 
+accel-demo shards -- torchrun --nproc-per-node 2 train.py
 accel-demo shards --processes 3 --batch-size 5 --plot shards.png
 accel-demo shards --method Accelerate --no-even-batches
 
-All numbers come from the batches that the loaders actually return. By default, `DistributedSampler`
-repeats samples until the dataset divides evenly among the ranks, and Accelerate repeats samples
-until the batches divide evenly. As a result, all ranks have the same number of batches, but some
-samples are read twice, and a metric must not count those samples twice.
+With a script, or a command after --, it runs the script unchanged and without GPUs, ends it after a
+few epochs, and prints what its loaders have returned. Files that it overwrites are put back. The
+exit code is 1 if something is wrong with a loader that is used for training.
+
+Otherwise, it reads with loaders of its own. All numbers come from the batches that they actually
+return. By default, `DistributedSampler` repeats samples until the dataset divides evenly among the
+ranks, and Accelerate repeats samples until the batches divide evenly. As a result, all ranks have
+the same number of batches, but some samples are read twice, and a metric must not count those
+samples twice.
 """
 
 import textwrap
@@ -14,25 +20,40 @@ from pathlib import Path
 
 from accel_demo.errors import UserError
 from accel_demo.guess import comparison
+from accel_demo.lab.observed.observation import add_options, observe, read_command
+from accel_demo.lab.observed.places import last_lines
 from accel_demo.lab.output import write_outputs
 from accel_demo.lab.shards import tables
+from accel_demo.lab.shards.own import OwnShardsResult, loaders_of
 from accel_demo.lab.shards.reading import (
     ACCELERATE,
     TORCH,
     LoaderSettings,
     ShardsResult,
+    explain_uneven_batches,
     read_all,
 )
-from accel_demo.options import command_parser
+from accel_demo.options import Parser, command_parser
 from accel_demo.processes.group import results_by_rank
 from accel_demo.show import save
 
 QUICK_EPOCHS = 2
 MOST_SAMPLES, MOST_EPOCHS = 10_000, 100  # more would take minutes, because each batch is gathered
-MOST_DRAWN_SAMPLES, MOST_DRAWN_EPOCHS = 400, 20
+SWITCHES = {
+    "--no-set-epoch": "do not call set_epoch before each epoch",
+    "--split-batches": "Accelerate splits each batch of the DataLoader among the processes",
+    "--dispatch-batches": "Accelerate reads only on rank 0 and sends each rank its part",
+    "--no-even-batches": "Accelerate does not pad (even_batches=False)",
+    "--drop-last": "drop the last samples instead of padding",
+    "--no-shuffle": "read samples in dataset order",
+}
+OF_OUR_LOADERS = ["samples", "batch_size", "method", "guess"]
+OF_OUR_LOADERS += [flag.removeprefix("--").replace("-", "_") for flag in SWITCHES]
 
 
 def main(arguments: list[str]) -> int:
+    if "--" in arguments or any(word.endswith(".py") for word in arguments):
+        return main_of_script(arguments)
     options = read_options(arguments)
     preloaded = ("torch", read_all.__module__)  # without torch._dynamo, which only optimizers need
     settings = settings_of(options)
@@ -44,8 +65,8 @@ def main(arguments: list[str]) -> int:
         print(tables.metric_table(result.loaders))
     for loader in result.loaders:
         if loader.gather is None:
-            reason = tables.explain_uneven_batches(loader.epochs[0].batches)
-            text = f"{loader.settings.name}: {reason}"
+            reason = explain_uneven_batches(loader.epochs[0].batches)
+            text = f"{loader.name}: {reason}"
             print(f"\n{textwrap.fill(text, 100, break_on_hyphens=False)}")
     if options.guess is not None:
         duplicates = len(result.loaders[-1].epochs[0].more_than_once)
@@ -54,7 +75,37 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def draw(result: ShardsResult, path: Path) -> None:
+def main_of_script(arguments: list[str]) -> int:
+    """Show what the loaders of the reader's script return."""
+    parser = make_parser()
+    options = read_command(parser, arguments, "shards")
+    for name in OF_OUR_LOADERS:
+        if getattr(options, name) != parser.get_default(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} is about our own loaders: leave it out, or the command")
+    if options.quick:
+        options.epochs = min(options.epochs, QUICK_EPOCHS)
+    evidence = observe(options, "shards").evidence
+    evidence.require_all_events()
+    loaders = loaders_of(evidence)
+    if not loaders:
+        last = "".join(last_lines(evidence.log)[-1:])
+        raise UserError(
+            f"the script has read no DataLoader of PyTorch, and has ended with exit code "
+            f"{evidence.exit_code}: {last}"
+        )
+    world = max(rank.connected_world for rank in evidence.ranks)
+    result = OwnShardsResult(world, options.command, evidence.exit_code, loaders)
+    print(tables.headline_of_script(result, len(evidence.ranks)))
+    for loader in loaders:
+        print(f"\n{tables.describe(loader)}\n\n{tables.reading_table([loader])}")
+        for finding in loader.findings:
+            print(f"\n**{textwrap.fill(finding, 96, break_on_hyphens=False)}**")
+    write_outputs(options, "shards", result, draw)
+    return int(any(loader.findings for loader in loaders))
+
+
+def draw(result: ShardsResult | OwnShardsResult, path: Path) -> None:
     """Draw the picture. It imports matplotlib, which takes a second, only if it is needed."""
     from accel_demo.lab.shards import picture
 
@@ -63,6 +114,16 @@ def draw(result: ShardsResult, path: Path) -> None:
 
 def read_options(arguments: list[str]):
     """Parse and check the options. Raises `UserError` if they are invalid or cannot be combined."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    for name in ("timeout", "gpu", "keep"):
+        if getattr(options, name) != parser.get_default(name):
+            raise UserError(f"--{name} is about your own script: put -- and its command at the end")
+    check(options)
+    return options
+
+
+def make_parser() -> Parser:
     parser = command_parser("shards", __doc__, quick=f"at most {QUICK_EPOCHS} epochs")
     parser.add_processes(2, "number of processes")
     parser.add_option("--samples", 22, "size of the dataset", least=1, most=MOST_SAMPLES)
@@ -71,20 +132,12 @@ def read_options(arguments: list[str]):
     parser.add_option("--epochs", 3, "number of epochs to read", least=1, most=MOST_EPOCHS)
     choices = [TORCH, ACCELERATE, "both"]
     parser.add_option("--method", "both", "which loader to read with", choices=choices)
-    switches = {
-        "--no-set-epoch": "do not call set_epoch before each epoch",
-        "--split-batches": "Accelerate splits each batch of the DataLoader among the processes",
-        "--dispatch-batches": "Accelerate reads only on rank 0 and sends each rank its part",
-        "--no-even-batches": "Accelerate does not pad (even_batches=False)",
-        "--drop-last": "drop the last samples instead of padding",
-        "--no-shuffle": "read samples in dataset order",
-    }
-    for flag, help in switches.items():
+    for flag, help in SWITCHES.items():
         parser.add_argument(flag, action="store_true", help=help)
     parser.add_guess("how many samples the last loader reads more than once in epoch 1")
-    options = parser.parse_args(arguments)
-    check(options)
-    return options
+    add_options(parser)
+    parser.set_defaults(steps=0, batches=0)
+    return parser
 
 
 def settings_of(options) -> list[LoaderSettings]:
@@ -121,11 +174,4 @@ def check(options) -> None:
         raise UserError(
             f"--drop-last would drop everything: one batch per process needs {global_batch} "
             f"samples, but --samples is {options.samples}"
-        )
-    if options.plot and (
-        options.samples > MOST_DRAWN_SAMPLES or options.epochs > MOST_DRAWN_EPOCHS
-    ):
-        raise UserError(
-            f"--plot draws at most {MOST_DRAWN_SAMPLES} samples and {MOST_DRAWN_EPOCHS} epochs. "
-            "Choose smaller numbers, or use --json."
         )

@@ -1,43 +1,53 @@
 """Draw which rank read which sample, as a grid with a column per sample and a row per epoch."""
 
 import math
+from collections.abc import Sequence
 
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from accel_demo.lab.shards.own import OwnLoader
 from accel_demo.lab.shards.reading import EpochReads, LoaderReads, readers_of
 from accel_demo.show import COLORS, new_figure
 
 ROOM_FOR_RANKS = 13  # points; cells of at least this width have room for a rank number
 MARGINS = 1.9  # inches; the width of the labels on both sides
+MOST_SAMPLES, MOST_EPOCHS = 400, 20
 GAP = 0.08  # margin around each cell, as a fraction of the cell's size
 
 
-def draw(loaders: list[LoaderReads]):
+def draw(loaders: Sequence[LoaderReads | OwnLoader]):
     """Draw a panel for each loader. The color of a cell shows which rank read the sample.
 
-    If a sample was read more than once, its cell has a frame and is split into one part per read. A
+    It shows at most the first `MOST_SAMPLES` samples and `MOST_EPOCHS` epochs of each loader. If a
+    sample was read more than once, its cell has a frame and is split into one part per read. A
     cross marks a sample that was never read.
     """
-    samples, epochs = loaders[0].settings.samples, len(loaders[0].epochs)
+    samples = min(MOST_SAMPLES, max(loader.samples for loader in loaders))
+    shown = [loader.epochs[:MOST_EPOCHS] for loader in loaders]
     ranks = len(loaders[0].epochs[0].batches)
     width = min(18, max(6, MARGINS + 0.19 * samples))  # inches
     legend = _legend(ranks, loaders)
     columns = int(width / 1.4)
     below = 0.7 + 0.22 * math.ceil(len(legend) / columns)  # height of the legend area, in inches
-    figure = new_figure(width, below + (0.45 + 0.46 * epochs) * len(loaders))
-    panels = figure.subplots(len(loaders), 1, sharex=True, squeeze=False)[:, 0]
+    heights = [0.45 + 0.46 * len(epochs) for epochs in shown]
+    figure = new_figure(width, below + sum(heights))
+    grid = {"sharex": True, "squeeze": False, "height_ratios": heights}
+    panels = figure.subplots(len(loaders), 1, **grid)[:, 0]
     room = 72 * (width - MARGINS) / samples  # cell width in points
-    for axes, loader in zip(panels, loaders, strict=True):
-        for row, epoch in enumerate(loader.epochs):
-            _draw_epoch(axes, row, readers_of(epoch.batches, samples), room)
-        axes.set_title(loader.settings.name, loc="left", fontsize=10, fontweight="bold")
-        axes.set(xlim=(-0.6, samples - 0.4), ylim=(epochs - 0.45, -0.55))
-        axes.set_yticks(range(epochs), [f"epoch {row + 1}" for row in range(epochs)], fontsize=9)
+    for axes, loader, epochs in zip(panels, loaders, shown, strict=True):
+        part = min(samples, loader.samples)
+        for row, epoch in enumerate(epochs):
+            _draw_epoch(axes, row, readers_of(epoch.batches, part), room)
+        rest = f" (the first {part} of {loader.samples:,} samples)" if part < loader.samples else ""
+        axes.set_title(f"{loader.name}{rest}", loc="left", fontsize=10, fontweight="bold")
+        axes.set(xlim=(-0.6, samples - 0.4), ylim=(len(epochs) - 0.45, -0.55))
+        rows = range(len(epochs))
+        axes.set_yticks(rows, [f"epoch {row + 1}" for row in rows], fontsize=9)
         right = axes.secondary_yaxis("right")
-        right.set_yticks(range(epochs), [_summary(epoch) for epoch in loader.epochs])
+        right.set_yticks(rows, [_summary(epoch) for epoch in epochs])
         for side in (axes, right):
             side.tick_params(length=0, labelsize=9)
             side.spines[:].set_visible(False)
@@ -80,14 +90,16 @@ def _summary(epoch: EpochReads) -> str:
     parts = []
     if epoch.more_than_once:
         parts.append(f"{len(epoch.more_than_once)} more than once")
-    if epoch.never:
+    if epoch.never and epoch.is_complete:
         parts.append(f"{len(epoch.never)} never read")
     if epoch.same_order_as_epoch_1:
         parts.append("order of epoch 1")
+    if not epoch.is_complete:
+        parts.append("not read to its end")
     return "\n".join(parts) or "each once"
 
 
-def _legend(ranks: int, loaders: list[LoaderReads]) -> list:
+def _legend(ranks: int, loaders: Sequence[LoaderReads | OwnLoader]) -> list:
     marks = []
     for rank in range(min(ranks, 6)):  # six colors, so rank 6 has the color of rank 0
         label = ", ".join(map(str, range(rank, ranks, 6)))

@@ -53,19 +53,22 @@ class EpochReads:
     epoch: int  # counted from 1
     more_than_once: list[int]
     never: list[int]
-    same_order_as_epoch_1: bool | None  # None for epoch 1
+    same_order_as_epoch_1: bool | None  # None for epoch 1, and if the epoch is not complete
     batches: list[Batches]  # one list per rank
+    is_complete: bool = True  # every rank has read its last batch
 
 
 @dataclass(frozen=True)
 class LoaderReads:
     """The samples that the ranks read with one loader.
 
-    `gather` and `gather_for_metrics` contain the sample ids that Accelerate's functions of the same
-    names return in one epoch. Both are None if the ranks' batches differ in number or size, because
-    gathering them could hang.
+    `samples` is the size of its dataset. `gather` and `gather_for_metrics` contain the sample ids
+    that Accelerate's functions of the same names return in one epoch. Both are None if the ranks'
+    batches differ in number or size, because gathering them could hang.
     """
 
+    name: str
+    samples: int
     settings: LoaderSettings
     epochs: list[EpochReads]
     gather: list[int] | None = None
@@ -99,7 +102,7 @@ def read_with(device: torch.device, settings: LoaderSettings, bar: tqdm) -> Load
         epoch_reads(number, ranks, epochs[0], settings.samples)
         for number, ranks in enumerate(epochs, start=1)
     ]
-    return LoaderReads(settings, reads, **gathered)
+    return LoaderReads(settings.name, settings.samples, settings, reads, **gathered)
 
 
 def read_epochs(settings: LoaderSettings, bar: tqdm) -> list[Batches]:
@@ -148,7 +151,11 @@ def gather_an_epoch(device: torch.device, settings: LoaderSettings) -> dict[str,
 
 
 def epoch_reads(
-    number: int, ranks: Sequence[Batches], first_epoch: Sequence[Batches], samples: int
+    number: int,
+    ranks: Sequence[Batches],
+    first_epoch: Sequence[Batches],
+    samples: int,
+    is_complete: bool = True,
 ) -> EpochReads:
     """Find samples that were read more than once or never, and compare the order with epoch 1."""
     readers = readers_of(ranks, samples)
@@ -156,16 +163,43 @@ def epoch_reads(
         epoch=number,
         more_than_once=[sample for sample, ranks_of in enumerate(readers) if len(ranks_of) > 1],
         never=[sample for sample, ranks_of in enumerate(readers) if not ranks_of],
-        same_order_as_epoch_1=ranks == first_epoch if number > 1 else None,
+        same_order_as_epoch_1=ranks == first_epoch if number > 1 and is_complete else None,
         batches=list(ranks),
+        is_complete=is_complete,
     )
 
 
 def readers_of(ranks: Sequence[Batches], samples: int) -> list[list[int]]:
-    """List the ranks that read each sample. A rank that read a sample twice is listed twice."""
+    """List the ranks that read each of the first `samples` samples.
+
+    A rank that read a sample twice is listed twice.
+    """
     readers = [[] for _ in range(samples)]
     for rank, batches in enumerate(ranks):
         for batch in batches:
             for sample in batch:
-                readers[sample].append(rank)
+                if sample < samples:
+                    readers[sample].append(rank)
     return readers
+
+
+def explain_uneven_batches(ranks: list[Batches]) -> str:
+    """Explain why the ranks' batches cannot be gathered, and what would happen in training."""
+    lengths = [len(batches) for batches in ranks]
+    most, fewest = max(lengths), min(lengths)
+    if most > fewest:
+        longest, shortest = lengths.index(most), lengths.index(fewest)
+        return (
+            f"rank {longest} has more batches ({most}) than rank {shortest} ({fewest}). In "
+            f"training the all-reduce of batch {fewest + 1} on rank {longest} would wait for rank "
+            f"{shortest} until the time limit of the process group, and so would `gather`. Keep "
+            "even_batches=True, or train with drop_last=True."
+        )
+    sizes = zip(*([len(batch) for batch in batches] for batches in ranks), strict=True)
+    number, uneven = next(item for item in enumerate(sizes, start=1) if len(set(item[1])) > 1)
+    return (
+        f"batch {number} has {', '.join(map(str, uneven))} samples by rank. Training would "
+        "continue, but a sample in a smaller batch would have more weight in the mean over ranks. "
+        "`gather` requires equal shapes. Otherwise the result is undefined: gloo usually raises an "
+        "error, and NCCL may also hang or return wrong numbers."
+    )

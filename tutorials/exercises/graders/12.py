@@ -174,9 +174,9 @@ def expected_rates() -> list[float]:
 def judge_findings(events: Path, answer: Path, folder: Path) -> None:
     """Make the checks of the audit. Raise `Wrong` if they find anything above a note."""
     from accel_demo.lab.audit.command import run_checks
-    from accel_demo.lab.audit.evidence import Evidence
-    from accel_demo.lab.audit.ranks import read_launches
     from accel_demo.lab.audit.result import NOTE
+    from accel_demo.lab.observed.evidence import Evidence
+    from accel_demo.lab.observed.ranks import read_launches
 
     ranks, *_ = read_launches(events) or [[]]
     findings, _ = run_checks(Evidence(ranks, exit_code=0))

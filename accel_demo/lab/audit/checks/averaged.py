@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import NotChecked
 
 PAGE, TOKENS_PAGE = "22_ddp", "95_parts"
 LEAST = 2  # steps

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked, text_of
+from accel_demo.lab.audit.result import ERROR, WARNING, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import NotChecked, text_of
+from accel_demo.lab.observed.ranks import Rank
 
 PAGE = "30_who_saw_which_sample"
 READS_A_PART = re.compile(r"\b(iter|islice|zip)\(")  # of a loader

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import ERROR, Finding, NotChecked, ranks_in_words, text_of
+from accel_demo.lab.audit.result import ERROR, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import NotChecked, ranks_in_words, text_of
+from accel_demo.lab.observed.ranks import Rank
 
 PAGE = "50_when_it_hangs"
 CURE = (

@@ -4,16 +4,15 @@ import re
 import signal
 from collections.abc import Iterator
 
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import ERROR, Finding, ranks_in_words
+from accel_demo.lab.audit.result import ERROR, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import last_lines, ranks_in_words
+from accel_demo.lab.observed.ranks import Rank
 
 PAGE = "91_then_and_now"  # "Looking for the cause at the end of the output"
 KILLED_PAGE = "35_complete_or_absent"  # what SIGKILL is, and what launchers do
 # What torchrun prints about the first process that failed
 OF_TORCHRUN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
-FROM_TORCHRUN = re.compile(r"^.*(?:failed \(exitcode|closing signal)", re.MULTILINE)
-LINES = 5  # of the log, in a finding
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
@@ -45,13 +44,6 @@ def unexplained(evidence: Evidence, findings: list[Finding]) -> Iterator[Finding
         "Repair what these lines report.",
         PAGE,
     )
-
-
-def last_lines(log: str) -> list[str]:
-    """Return the last lines before those in which torchrun reports the failure."""
-    before = FROM_TORCHRUN.split(log, maxsplit=1)[0]
-    lines = (before.strip() or log).splitlines()
-    return [line[:200] for line in lines if line.strip()][-LINES:]
 
 
 def _of_error(evidence: Evidence, failed: list[Rank]) -> Finding:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from itertools import permutations
 from linecache import getlines
 
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding, NotChecked, short_path
+from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import NotChecked, short_path
 
 PAGE = "35_complete_or_absent"
 WRITES = ("write", "save", "rename")

@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterator
 
 from accel_demo.lab.audit.checks.samples import equal_samples, indices_of
-from accel_demo.lab.audit.evidence import Evidence
 from accel_demo.lab.audit.padding import gathers_of, padded_results
-from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import NOTE, WARNING, Finding, NotChecked
+from accel_demo.lab.audit.result import NOTE, WARNING, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import NotChecked
+from accel_demo.lab.observed.ranks import Rank
 from accel_demo.wording import counted
 
 PAGE = "30_who_saw_which_sample"

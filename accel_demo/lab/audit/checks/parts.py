@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.result import ERROR, WARNING, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, WARNING, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import NotChecked
 
 PAGE = "30_who_saw_which_sample"
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import ERROR, NOTE, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, NOTE, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import NotChecked
+from accel_demo.lab.observed.ranks import Rank
 
 PAGE = "22_ddp"
 # The error of the forward pass after a backward pass that DDP could not finish

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Iterator
 
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import ERROR, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import NotChecked
+from accel_demo.lab.observed.ranks import Rank
 
 PAGE = "30_who_saw_which_sample"
 LEAST = 4  # samples; fewer may be equal by chance

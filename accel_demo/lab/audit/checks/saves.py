@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.result import NOTE, Finding, NotChecked
+from accel_demo.lab.audit.result import NOTE, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import NotChecked
 
 PAGE = "11_from_one_process_to_many"  # "Common mistakes"
 COMPILED_PAGE = "33_precision_and_compilation"  # "Common mistakes"

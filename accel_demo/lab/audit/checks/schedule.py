@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterator
 from linecache import getlines
 
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding, NotChecked, text_of
+from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import NotChecked, text_of
+from accel_demo.lab.observed.ranks import Rank
 
 PAGE = "31_batch_and_learning_rate"
 COSINE = "CosineAnnealingLR"  # may continue after its end: the rate then rises again

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding, NotChecked
+from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import NotChecked
+from accel_demo.lab.observed.ranks import Rank
 
 PAGE = "23_accumulation"
 RARELY = 0.3  # of the steps: a script may skip a batch on purpose

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from accel_demo.lab.audit.evidence import Evidence
-from accel_demo.lab.audit.result import WARNING, Finding, NotChecked
+from accel_demo.lab.audit.result import WARNING, Finding
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import NotChecked
 
 PAGE = "23_accumulation"
 

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from accel_demo.lab.audit.ranks import Rank
-from accel_demo.lab.audit.result import NotChecked, ranks_in_words
+from accel_demo.lab.observed.places import NotChecked, ranks_in_words
+from accel_demo.lab.observed.ranks import Rank
 
 # Part of gloo's message: "Received data size doesn't match expected size. Is there a distributed
 # collective mismatch in your code?"

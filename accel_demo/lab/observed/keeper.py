@@ -20,7 +20,7 @@ import psutil
 
 from accel_demo.errors import say
 from accel_demo.files import write_whole
-from accel_demo.lab.audit.folder import FolderState
+from accel_demo.lab.observed.folder import FolderState
 from accel_demo.observer.copies import Restored, remove_copies, restore
 from accel_demo.processes.cleanup import SIGNALS, adopt_orphans, has_ended, kill_descendants
 from accel_demo.processes.launch import start

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 
 from accel_demo.errors import say
-from accel_demo.lab.audit.keeper import files_of
-from accel_demo.lab.audit.ranks import Rank, read_launches
-from accel_demo.lab.audit.result import short_path, text_of
+from accel_demo.lab.observed.keeper import files_of
+from accel_demo.lab.observed.places import short_path, text_of
+from accel_demo.lab.observed.ranks import Rank, read_launches
 from accel_demo.observer.copies import Restored, remove_copies, restore
 from accel_demo.processes.cleanup import (
     SIGNALS,
@@ -70,7 +70,7 @@ class ObservedCommand:
                 raise
 
     def start_keeper(self) -> None:
-        command = [sys.executable, "-m", "accel_demo.lab.audit.keeper", str(self.folder)]
+        command = [sys.executable, "-m", "accel_demo.lab.observed.keeper", str(self.folder)]
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         self.keeper = start(
             command,

@@ -8,7 +8,7 @@ from pathlib import Path
 from accel_demo.errors import UserError
 from accel_demo.observer import agent
 from accel_demo.observer.events import FOLDER
-from accel_demo.observer.limits import BATCHES, STEPS
+from accel_demo.observer.limits import BATCHES, EPOCHS, STEPS
 from accel_demo.processes.environment import RANK_VARIABLES
 
 RUN_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
@@ -65,9 +65,11 @@ def is_launcher(words: list[str]) -> bool:
 
 
 def environment_for(folder: Path, options) -> dict[str, str]:
-    """Return the environment of the audited command. `options` are those of `accel-demo audit`."""
+    """Return the environment of the audited command. `options` are those of the command."""
     environment = {key: value for key, value in os.environ.items() if key not in RANK_VARIABLES}
     environment |= {BATCHES: str(options.batches), STEPS: str(options.steps)}
+    if options.epochs:
+        environment[EPOCHS] = str(options.epochs)
     environment = agent.inject(environment, FOLDER, str(folder)) | {"PYTHONUNBUFFERED": "1"}
     for name, value in OFFLINE.items():
         environment.setdefault(name, value)

@@ -1,0 +1,155 @@
+"""Find out which rank of an observed script has read which sample of each of its loaders."""
+
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.places import short_path, text_of
+from accel_demo.lab.observed.ranks import Rank
+from accel_demo.lab.shards.reading import (
+    Batches,
+    EpochReads,
+    epoch_reads,
+    explain_uneven_batches,
+)
+from accel_demo.wording import counted
+
+LEAST = 8  # samples; the order of fewer may be equal by chance
+MOST_SHARED = 0.5  # of the contents that a rank reads; more are not equal by chance
+
+
+@dataclass(frozen=True)
+class OwnLoader:
+    """What the ranks read with one loader of the script.
+
+    `by_content` is True if samples are told apart by their content, because the loader reads a
+    stream or does not use integers as indices. Then `samples` is the number of different contents.
+    `findings` are the sentences about what is wrong.
+    """
+
+    name: str
+    samples: int
+    by_content: bool
+    trains: bool
+    epochs: list[EpochReads]
+    findings: list[str]
+
+
+@dataclass(frozen=True)
+class OwnShardsResult:
+    """The samples that the processes of a command read with each of its loaders."""
+
+    processes: int
+    command_line: list[str]
+    exit_code: int | None
+    loaders: list[OwnLoader]
+
+
+def loaders_of(evidence: Evidence) -> list[OwnLoader]:
+    """Return the loaders of the observed script in the order in which they were first read."""
+    numbers = sorted({each["loader"] for rank in evidence.ranks for each in rank.of("pass")})
+    return [_loader(evidence.ranks, number) for number in numbers]
+
+
+def _loader(ranks: list[Rank], number: int) -> OwnLoader:
+    begun = [each for rank in ranks for each in rank.of("pass") if each["loader"] == number]
+    about, events = begun[0], [_batches_of(rank, number) for rank in ranks]
+    known = [event for batches in events for event in batches]
+    # Equal indices mean equal samples only in equal datasets, not in parts of one.
+    data = {each["identity"] for each in begun}
+    by_content = len(data) > 1 or not all(event.get("indices") for event in known)
+    ids: dict[int, int] = {}  # content -> number of the sample
+    passes = sorted({event["number"] for event in known})
+    read = [
+        [_ids(batches, each, ids if by_content else None) for batches in events] for each in passes
+    ]
+    samples = len(ids) if by_content else about["samples"]
+    epochs = [
+        epoch_reads(place, batches, read[0], samples, _is_complete(ranks, number, own))
+        for place, (own, batches) in enumerate(zip(passes, read, strict=True), start=1)
+    ]
+    trains = any(number in rank.training_passes for rank in ranks)
+    name = f"{short_path(about['line'][0])}:{about['line'][1]} {text_of(about['line'])}"
+    findings = _findings(about, epochs, len(ranks), by_content) if trains and epochs else []
+    return OwnLoader(name, samples, by_content, trains, epochs, findings)
+
+
+def _batches_of(rank: Rank, loader: int) -> list[dict]:
+    """Return the events of the batches that a rank has received from a loader."""
+    given = [each for each in rank.of("given") if each["loader"] == loader]
+    return given or [each for each in rank.of("batch") if each["loader"] == loader]
+
+
+def _ids(batches: list[dict], number: int, ids: dict[int, int] | None) -> Batches:
+    """Return the samples of one pass, batch by batch. `ids` numbers contents, or is None."""
+    own = [batch for batch in batches if batch["number"] == number]
+    if ids is None:
+        return [batch["indices"] for batch in own]
+    return [[ids.setdefault(each, len(ids)) for each in contents(batch)] for batch in own]
+
+
+def contents(batch: dict) -> list[int]:
+    """Return a checksum for each sample of a batch, over all its tensors."""
+    columns = batch.get("samples") or [[]]
+    length = Counter(map(len, columns)).most_common(1)[0][0]
+    rows = zip(*(column for column in columns if len(column) == length), strict=True)
+    return [zlib.crc32(repr(row).encode()) for row in rows]
+
+
+def _is_complete(ranks: list[Rank], loader: int, number: int) -> bool:
+    """Return True if every rank that has begun a pass has also read its last batch."""
+    begun = [rank for rank in ranks if _has("pass", rank, loader, number)]
+    reading = [rank for rank in begun if _has("batch", rank, loader, number)]
+    return bool(reading) and all(_has("pass end", rank, loader, number) for rank in reading)
+
+
+def _has(kind: str, rank: Rank, loader: int, number: int) -> bool:
+    return any(each["loader"] == loader and each["number"] == number for each in rank.of(kind))
+
+
+def _findings(about: dict, epochs: list[EpochReads], processes: int, by_content: bool) -> list[str]:
+    """Say what is wrong with a loader that is used for training."""
+    whole = [epoch for epoch in epochs if epoch.is_complete]
+    if processes < 2 or not whole or about["replacement"]:
+        return []
+    first, findings = whole[0], []
+    sizes = [len(batch) for batches in first.batches for batch in batches]
+    global_batch, read = processes * max(sizes), sum(sizes)
+    again = read - len({each for ids in first.batches for batch in ids for each in batch})
+    if by_content:
+        times = Counter(each for ids in first.batches for batch in ids for each in batch)
+        fewest = min(times.values())
+        if (share := _share(first)) > MOST_SHARED:
+            findings.append(f"{share:.0%} of what a rank reads, another rank reads, too.")
+        elif fewest > 1 and len(times) >= LEAST:
+            findings.append(f"Each sample is read at least {fewest} times in an epoch.")
+    elif again >= global_batch:  # padding of the last batch is less
+        findings.append(
+            f"{counted(len(first.more_than_once), 'sample')} are read more than once in an epoch, "
+            "which is more than what fills up the last batch."
+        )
+    parts = 1
+    for _, number, _ in about["divided_by"]:
+        parts *= number
+    if parts > processes and first.never:
+        findings.append(
+            f"{counted(len(first.never), 'sample')} are never read, because the samples are "
+            f"divided into {parts} parts for {processes} processes."
+        )
+    orders = [epoch.batches for epoch in whole]
+    repeats = len(orders) > 1 and all(order == orders[0] for order in orders)
+    if repeats and about["shuffle"] and read >= LEAST:
+        findings.append("The sampler shuffles, but each epoch has the same order.")
+    lengths = [[len(batch) for batch in batches] for batches in first.batches]
+    if any(each != lengths[0] for each in lengths):
+        reason = explain_uneven_batches(first.batches)
+        findings.append(reason[0].upper() + reason[1:])
+    return findings
+
+
+def _share(epoch: EpochReads) -> float:
+    """Return which part of what a rank has read another rank has read, too; the largest one."""
+    read = [{each for batch in batches for each in batch} for batches in epoch.batches]
+    pairs = [(one, two) for one in read for two in read if one is not two and one]
+    return max((len(one & two) / len(one) for one, two in pairs), default=0.0)
