@@ -98,7 +98,7 @@ def main_of_script(arguments: list[str]) -> int:
     result = OwnShardsResult(world, options.command, evidence.exit_code, loaders)
     print(tables.headline_of_script(result, len(evidence.ranks)))
     for loader in loaders:
-        print(f"\n{tables.describe(loader)}\n\n{tables.reading_table([loader])}")
+        print(f"\n{tables.describe(loader)}\n\n{tables.reading_table([loader], with_names=False)}")
         for finding in loader.findings:
             print(f"\n**{textwrap.fill(finding, 96, break_on_hyphens=False)}**")
     write_outputs(options, "shards", result, draw)

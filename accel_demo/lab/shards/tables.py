@@ -42,12 +42,11 @@ def describe(loader: OwnLoader) -> str:
     return f"{loader.name}\n{samples}, {'' if loader.trains else 'not '}used for training"
 
 
-def reading_table(loaders: Sequence[LoaderReads | OwnLoader]) -> str:
-    """Return a table with a row per loader and epoch. With a single loader, it leaves out its name.
+def reading_table(loaders: Sequence[LoaderReads | OwnLoader], with_names: bool = True) -> str:
+    """Return a table with a row per loader and epoch.
 
     All loaders must have the same number of samples.
     """
-    with_names = len(loaders) > 1
     samples, rows = loaders[0].samples, []
     has_map = samples <= WIDEST_MAP and len(loaders[0].epochs[0].batches) <= len(MARKS)
     for loader in loaders:
