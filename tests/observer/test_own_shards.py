@@ -6,6 +6,9 @@ import re
 import pytest
 
 from accel_demo.errors import UserError
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.observation import Observation
+from accel_demo.lab.observed.ranks import Rank
 from accel_demo.lab.shards.command import main
 from accel_demo.lab.shards.own import loaders_of
 from accel_demo.lab.shards.reading import readers_of
@@ -120,3 +123,18 @@ def test_the_command_prints_a_map_for_each_loader_of_a_script(tmp_path):
 def test_options_that_cannot_be_combined_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         main(arguments.replace("SCRIPT", __file__).split())
+
+
+@pytest.mark.parametrize(
+    "kind, message",
+    [
+        ("lost", "events of rank 0 were lost"),
+        ("step", "has read no samples from a DataLoader, and has ended with exit code 3: no data"),
+    ],
+)
+def test_a_script_that_shows_no_samples_is_an_error_of_one_line(kind, message, monkeypatch):
+    rank = Rank(1, 0, 1, [{"kind": kind, "time": 0.0}])
+    seen = Observation(Evidence([rank], 3, "epoch 1\nno data\n"), [], {}, [])
+    monkeypatch.setattr("accel_demo.lab.shards.command.observe", lambda *_: seen)
+    with pytest.raises(UserError, match=message):
+        main([__file__])

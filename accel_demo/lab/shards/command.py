@@ -18,10 +18,10 @@ samples twice.
 import textwrap
 from pathlib import Path
 
-from accel_demo.errors import UserError
+from accel_demo.errors import UserError, say
 from accel_demo.guess import comparison
 from accel_demo.lab.observed.observation import add_options, observe, read_command
-from accel_demo.lab.observed.places import last_lines
+from accel_demo.lab.observed.places import NotChecked, last_lines
 from accel_demo.lab.output import write_outputs
 from accel_demo.lab.shards import tables
 from accel_demo.lab.shards.own import OwnShardsResult, loaders_of
@@ -86,12 +86,16 @@ def main_of_script(arguments: list[str]) -> int:
     if options.quick:
         options.epochs = min(options.epochs, QUICK_EPOCHS)
     evidence = observe(options, "shards").evidence
-    evidence.require_all_events()
-    loaders = loaders_of(evidence)
+    try:
+        loaders = loaders_of(evidence)
+    except NotChecked as reason:
+        raise UserError(str(reason)) from None
+    if evidence.hang or evidence.out_of_time:
+        say(f"the script {'hangs' if evidence.hang else 'took too long'}, so it was ended")
     if not loaders:
         last = "".join(last_lines(evidence.log)[-1:])
         raise UserError(
-            f"the script has read no DataLoader of PyTorch, and has ended with exit code "
+            f"the script has read no samples from a DataLoader, and has ended with exit code "
             f"{evidence.exit_code}: {last}"
         )
     world = max(rank.connected_world for rank in evidence.ranks)

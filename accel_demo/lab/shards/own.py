@@ -47,9 +47,15 @@ class OwnShardsResult:
 
 
 def loaders_of(evidence: Evidence) -> list[OwnLoader]:
-    """Return the loaders of the observed script in the order in which they were first read."""
-    numbers = sorted({each["loader"] for rank in evidence.ranks for each in rank.of("pass")})
-    return [_loader(evidence.ranks, number) for number in numbers]
+    """Return the loaders of the observed script in the order in which they were first read.
+
+    A loader whose batches contain nothing to tell samples apart is left out. Raises `NotChecked` if
+    events were lost.
+    """
+    evidence.require_all_events()
+    numbers = sorted({each["loader"] for rank in evidence.ranks for each in rank.of("batch")})
+    loaders = [_loader(evidence.ranks, number) for number in numbers]
+    return [loader for loader in loaders if loader.samples]
 
 
 def _loader(ranks: list[Rank], number: int) -> OwnLoader:
