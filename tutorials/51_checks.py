@@ -123,9 +123,10 @@ def main():
         orders.append(seen)
 
     # 9. Does the schedule end with the training?
-    prepared = hasattr(scheduler, "scheduler")  # by Accelerate: it advances once per process
-    asked = step * (dist.get_world_size() if prepared else 1)
-    advanced = (scheduler.scheduler if prepared else scheduler).last_epoch
+    inner = getattr(scheduler, "scheduler", scheduler)  # of one that Accelerate has prepared
+    for_each_process = inner is not scheduler and scheduler.step_with_optimizer
+    per_step = dist.get_world_size() if for_each_process and not scheduler.split_batches else 1
+    asked, advanced = step * per_step, inner.last_epoch
     lengths = f"{asked} steps, {advanced} made, {schedule_length} planned"
     assert asked == advanced == schedule_length, lengths
 

@@ -1,5 +1,6 @@
 """Test that the pages match the code and its output, and that exercises are graded correctly."""
 
+import ast
 import re
 import runpy
 from importlib.metadata import version
@@ -140,6 +141,14 @@ def test_a_name_that_a_page_finds_in_a_file_of_a_library_is_there(page, name, fi
 def without_code(page):
     """Return the text of a page without its blocks of code and output."""
     return re.sub(r"^(`{3,}).*?^\1$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_that_a_reader_copies_from_a_page_has_no_syntax_errors(page):
+    """A block that a program has written into the page may be a part of a function."""
+    own = re.sub(r"\]\]\] -->.*?<!-- \[\[\[end", "", page.read_text(), flags=re.DOTALL)
+    for block in re.findall(r"^```python\n(.*?)^```$", own, re.DOTALL | re.MULTILINE):
+        ast.parse(block)
 
 
 @pytest.mark.parametrize("arguments", [["99"], ["00", "--file", "nowhere.py"], ["--hint"]])
