@@ -146,7 +146,7 @@ def print_pitfalls() -> None:
         print(f"- [{heading}](#{anchor(heading)}) ({len(rows)})")
     for heading, rows in rows_of.items():
         print(f"\n### {heading}\n")
-        print("| the broken script prints | what is wrong | cause and cure | scripts | audit | page |")
+        print("| the broken script prints | what is wrong | cause, cure | scripts | audit | page |")
         print("|---|---|---|---|---|---|")
         for row in rows:
             name = row["name"]
