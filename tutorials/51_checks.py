@@ -75,7 +75,9 @@ def main():
     connected = dist.get_world_size() if dist.is_initialized() else 1
     assert connected == started > 1, f"{started} started, {connected} connected"
 
-    # 2. Do all ranks start with the same weights?
+    # 2. Do all ranks start with the same samples and weights?
+    samples = str([train_set[number] for number in range(8)])
+    assert are_equal(of_all_ranks(samples)), "different samples have equal numbers"
     assert are_equal(of_all_ranks(weights_of(model))), of_all_ranks(weights_of(model))
 
     # 3. Do the ranks draw different random numbers from here on?
