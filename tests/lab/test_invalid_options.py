@@ -55,8 +55,6 @@ MESSAGES = {
     "Accelerate ignores even_batches=False there. Remove one of the two flags.",
     "shards --drop-last --samples 7": "--drop-last would drop everything: one batch per process "
     "needs 8 samples, but --samples is 7",
-    "shards --plot x.svg --samples 401": "--plot draws at most 400 samples and 20 epochs. Choose "
-    "smaller numbers, or use --json.",
 }
 COMMANDS = dict.fromkeys(typed.split()[0] for typed in MESSAGES)
 for name in [*COMMANDS, "timeline"]:  # tests/core/test_options.py tests the shared options

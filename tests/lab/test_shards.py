@@ -275,3 +275,10 @@ def test_uneven_batches_are_explained():
     assert "all-reduce of batch 2 on rank 0 would wait for rank 1" in text
     text = explain_uneven_batches([[[0, 1], [2, 3]], [[4, 5], [6]]])
     assert text.startswith("batch 2 has 2, 1 samples by rank.")
+
+
+def test_the_picture_shows_the_first_400_of_more_samples():
+    [panel, *_] = draw([reads_by_hand(500, 2)]).axes
+    assert panel.get_title(loc="left") == "by hand (the first 400 of 500 samples)"
+    parts, *_ = panel.collections
+    assert len(parts.get_paths()) == 401  # both ranks have read sample 0
