@@ -10,6 +10,7 @@ import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import torch.distributed as dist
 from accelerate import Accelerator, debug_launcher, notebook_launcher
 
 from accel_demo.processes.launch import free_port
@@ -24,7 +25,8 @@ def train(folder: str, options: dict) -> None:
     process = f"process {accelerator.process_index} of {accelerator.num_processes}"
     precision = accelerator.mixed_precision.replace("no", "fp32")
     Path(folder, str(os.getpid())).write_text(f"`{process}, {precision}`")
-    accelerator.wait_for_everyone()
+    if dist.is_initialized():  # even where Accelerate sees one process: without this wait, a
+        dist.barrier()  # process could end while the other one is still connecting to it
     accelerator.end_training()
 
 
