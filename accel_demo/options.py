@@ -51,13 +51,16 @@ class Parser(argparse.ArgumentParser):
         Raises `UserError` if an option is invalid, or if an output file cannot be written.
         """
         options: Any = super().parse_args(args, namespace)
-        for name, (full, quick) in self.quick_defaults.items():
-            if getattr(options, name) is None:
-                setattr(options, name, quick if options.quick else full)
+        self.set_quick_defaults(options)
         if self.processes:
             options.processes = _processes_of_program(options.processes, *self.processes)
         check_outputs(options)
         return options
+
+    def set_quick_defaults(self, options) -> None:
+        for name, (full, quick) in self.quick_defaults.items():
+            if getattr(options, name) is None:
+                setattr(options, name, quick if options.quick else full)
 
     def add_option(
         self,

@@ -6,6 +6,7 @@ from . import events, processes
 from .imports import when_imported
 
 INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
+TRACED_STEPS = "ACCEL_DEMO_TRACE"  # environment variable: the number of steps to profile
 GROUPS = "torch.distributed.distributed_c10d"
 
 
@@ -20,10 +21,25 @@ def start() -> None:
     events.begin(folder or os.environ[events.NODE_FOLDER])
     when_imported(GROUPS, processes.observe_groups)
     when_imported("accelerate", processes.observe_accelerate)
-    if folder:
+    if folder and TRACED_STEPS in os.environ:
+        _observe_times()
+    elif folder:
         _observe_all()
     else:
         when_imported("torch", processes.observe_first_step)
+
+
+def _observe_times() -> None:
+    """Observe only where the time goes. All that takes time itself is left out."""
+    from . import answers, ends, files, tracing
+
+    ends.watch()
+    files.watch()
+    tracing.begin()
+    when_imported(GROUPS, answers.observe_groups)
+    for module in (files, tracing):
+        when_imported("torch", module.observe_torch)
+    when_imported("safetensors.torch", files.observe_safetensors)
 
 
 def _observe_all() -> None:

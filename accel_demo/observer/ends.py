@@ -11,6 +11,7 @@ from . import collectives
 from .events import emit, guarded, is_own_file
 from .imports import when_imported
 
+before_end: list = []  # functions to call before the end is recorded
 _ended: set[int] = set()  # the ID of this process if its end was recorded
 
 
@@ -53,6 +54,8 @@ def _leaving(error: SystemExit) -> None:
 def _end(error: BaseException | None) -> None:
     """Record the end, with its error, if any."""
     if (error is not None or "torch" in sys.modules) and os.getpid() not in _ended:
+        for function in before_end:
+            function()
         collectives.record()
         emit("end", error=describe(error))
         _ended.add(os.getpid())

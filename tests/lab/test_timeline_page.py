@@ -14,28 +14,30 @@ from matplotlib.colors import to_rgba
 from accel_demo.lab.timeline import result as results
 from accel_demo.lab.timeline.page import TITLE, data_of, write_timeline_page
 from accel_demo.lab.timeline.picture import COLOR_OF, figure_of
-from accel_demo.lab.timeline.result import Bar, BucketTrial, place_in_rows
-from accel_demo.lab.timeline.tables import run_description, verdict
+from accel_demo.lab.timeline.result import Bar, BucketTrial, TimelineFinding, place_in_rows
+from accel_demo.lab.timeline.straggler import STEPS_NEEDED
+from accel_demo.lab.timeline.tables import verdict
 from accel_demo.show import save
+from accel_demo.wording import counted
 
-PHASES = ["data wait", "forward", "backward", "all-reduce", "optimizer", "idle"]
+PHASES = ["data wait", "forward", "backward", "rank wait", "message wait", "optimizer", "other"]
 SIZES = [802_816, 401_408, 1_234_567]  # of the buckets, in bytes
 PLANTED = "</script><script>document.title = 'planted'</script><img src=x onerror=alert(1)>"
 
 
 def a_timeline(ranks=2, steps=3, late_ms=0.0, sweep=False, name="allreduce", model="small_cnn"):
     """Return a made-up result in which the last rank starts each forward `late_ms` late."""
+    text = "rank 1 is slow: it computes 20 ms longer than the others in each step, in forward"
     return results.TimelineResult(
         processes=ranks,
         backend="gloo",
         device="cpu",
-        model=model,
-        batch_size=64,
-        accumulate=1,
-        bucket_mb=1.0,
-        bucket_bytes=SIZES,
+        description=f"{counted(ranks, 'connected process')} on cpu (gloo): {model}",
+        settings={},
+        bucket_bytes=[SIZES],
         ranks=[a_rank(rank, rank == ranks - 1, steps, late_ms, name) for rank in range(ranks)],
         straggler=ranks - 1 if late_ms else None,
+        findings=[TimelineFinding("computes longer", 1, text)] if late_ms else [],
         sweep=[
             BucketTrial(size, buckets, 12.0 + buckets, 12.0 - hidden, hidden / 24, 50 - hidden, [])
             for size, buckets, hidden in ((0.5, 5, 10.0), (25.0, 1, 0.5), (0.05, 12, 2.0))
@@ -47,22 +49,22 @@ def a_timeline(ranks=2, steps=3, late_ms=0.0, sweep=False, name="allreduce", mod
 def a_rank(rank, is_last, step_count, late_ms, name):
     delay, computing, sending, steps = late_ms if is_last else 0.0, [], [], []
     phases = {"data wait": 2.5 + delay, "forward": 11.25, "backward": 17.5}
-    phases |= {"all-reduce": 3.125 + late_ms - delay, "optimizer": 5.0, "idle": 0.5}
+    phases |= {"rank wait": 1.0 + late_ms - delay, "message wait": 2.125}
+    phases |= {"optimizer": 5.0, "other": 0.5}
     length = sum(phases.values())
     for step in range(3, 3 + step_count):
         at = start = (step - 3) * (41.0 + late_ms) + 0.1 * rank
         for phase, phase_ms in phases.items():
             computing.append(Bar(phase, phase, step, at, at + phase_ms))
             at += phase_ms
-        waiting = computing.pop(-3)  # a rank computes, or waits for the all-reduce
-        ends = (-4.0, -0.5, phases["all-reduce"])
+        waiting = computing[-4].start_ms
+        ends = (-4.0, -0.5, phases["rank wait"] + phases["message wait"])
         for before, after, size in zip((9.0, 3.5, 1.5), ends, SIZES, strict=True):
-            begin, end = waiting.start_ms - before, waiting.start_ms + after
-            sending.append(Bar("all-reduce", name, step, begin, end, size))
-        steps.append(results.ProfiledStep(step, start, at, length, phases, 12.125, 9.0, 3.125))
+            sending.append(Bar("collective", name, step, waiting - before, waiting + after, size))
+        steps.append(results.ProfiledStep(step, start, at, length, phases, 12.125, 9.0, 3.125, 1))
     times = {"all_reduce_ms": 12.125, "exposed_ms": 3.125, "hidden_share": 9 / 12.125}
-    times |= {"late_ms": delay, "slower_ms": delay}
-    lanes = {"compute": place_in_rows(computing), "communication": place_in_rows(sending)}
+    times |= {"late_ms": delay, "slower_ms": {"forward": delay}}
+    lanes = {"activity": place_in_rows(computing), "collectives": place_in_rows(sending)}
     return results.RankTimeline(rank, 0.0, length, phases, **times, steps=steps, lanes=lanes)
 
 
@@ -71,7 +73,7 @@ def bars_of(result):
     return [
         (rank.rank, bar)
         for rank in result.ranks
-        for lane in (rank.lanes["compute"], rank.lanes["communication"])
+        for lane in (rank.lanes["activity"], rank.lanes["collectives"])
         for bar in sorted(lane, key=lambda bar: (bar.start_ms, -bar.end_ms))
     ]
 
@@ -85,11 +87,11 @@ def test_the_picture_names_ranks_steps_and_phases_and_the_slow_rank(tmp_path):
     file = tmp_path / "lanes.svg"
     save(figure_of(a_timeline(late_ms=20.0)), file)
     words = words_of(file)
-    assert {"step 3", "step 4", "step 5", "communication", *PHASES} <= words
-    assert {"rank 0   compute", "rank 1 (slow)   compute"} <= words
-    assert "rank 1 is slow: it computes 20 ms longer than the others in each step" in words
+    assert {"step 3", "step 4", "step 5", "collectives", "main thread", *PHASES} <= words
+    assert {"rank 0", "rank 1 (slow)"} <= words
+    assert "rank 1 is slow: it computes 20 ms longer than the others in each step, in" in words
     assert not any("bucket_cap_mb of DDP" in word for word in words)
-    save(figure_of(a_timeline()), file)
+    save(figure_of(a_timeline(steps=STEPS_NEEDED)), file)
     assert "no rank is slower than the others in each step" in words_of(file)
     assert not any("slow)" in word for word in words_of(file))
 
@@ -102,10 +104,10 @@ def test_every_bar_in_the_picture_has_its_measured_times_and_its_phases_color():
             box = path.get_extents()
             drawn.append((round(box.x0, 6), round(box.x1, 6), tuple(row.get_facecolor()[0])))
             heights.append((box.y0, box.y1))
-    colors = {phase: to_rgba(COLOR_OF[phase]) for phase in PHASES}
+    colors = {phase: to_rgba(color) for phase, color in COLOR_OF.items()}
     bars = [bar for _, bar in bars_of(result)]
     expected = [(round(b.start_ms, 6), round(b.end_ms, 6), colors[b.phase]) for b in bars]
-    assert sorted(drawn) == sorted(expected) and len(set(colors.values())) == len(PHASES)
+    assert sorted(drawn) == sorted(expected) and len(set(colors.values())) == len(PHASES) + 1
     boxes = list(zip(drawn, heights, strict=True))
     for (first, high), (second, low) in ((a, b) for a in boxes for b in boxes if a != b):
         apart = first[1] <= second[0] + 1e-5 or second[1] <= first[0] + 1e-5
@@ -115,7 +117,7 @@ def test_every_bar_in_the_picture_has_its_measured_times_and_its_phases_color():
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=30))
 def test_overlapping_bars_are_in_different_rows_and_no_row_is_wasted(spans):
-    bars = [Bar("all-reduce", "allreduce", 3, start, start + length) for start, length in spans]
+    bars = [Bar("collective", "allreduce", 3, start, start + length) for start, length in spans]
     lane = place_in_rows(bars)
     assert results.row_count([]) == 1
     assert Counter(replace(bar, row=0) for bar in lane) == Counter(bars)
@@ -154,7 +156,7 @@ def test_without_a_script_the_page_has_the_tables_and_names_the_slow_rank(tmp_pa
     page = file.read_text()
     assert "rank 1 is slow: it computes 20 ms longer than the others in each step" in page
     assert "no rank is slower than the others in each step" not in page
-    assert "2 connected processes on cpu (gloo): small_cnn, batches of 64 images per p" in page
+    assert "2 connected processes on cpu (gloo): small_cnn" in page
     head, *ranks, sweep_head, first, second, last = rows_of(page)
     assert head == ["rank", *PHASES, "step", "late"]
     assert [row[0] for row in ranks] == ["0", "1"]
@@ -163,7 +165,7 @@ def test_without_a_script_the_page_has_the_tables_and_names_the_slow_rank(tmp_pa
     assert (sweep_head[0], sweep_head[3]) == ("bucket MiB", "exposed ms")
     assert [row[0] for row in (first, second, last)] == ["0.5", "25", "0.05"], "in the given order"
     assert last == ["0.05", "12", "24.0", "10.0", "8", "48.0", "needs 5 repeats"]
-    write_timeline_page(a_timeline(), file)
+    write_timeline_page(a_timeline(steps=STEPS_NEEDED), file)
     page = file.read_text()
     assert "no rank is slower than the others in each step" in page
     assert "is slow:" not in page and len(rows_of(page)) == 3
@@ -172,7 +174,7 @@ def test_without_a_script_the_page_has_the_tables_and_names_the_slow_rank(tmp_pa
 def test_the_page_contains_every_bar_and_its_share_of_the_step():
     result = a_timeline(late_ms=20.0)
     data, expected = data_of(result), bars_of(result)
-    assert len(data["bars"]) == len(expected) == 2 * 3 * 8
+    assert len(data["bars"]) == len(expected) == 2 * 3 * 10
     for bar, (rank, measured) in zip(data["bars"], expected, strict=True):
         length = measured.end_ms - measured.start_ms
         assert (bar["start_ms"], bar["end_ms"]) == (measured.start_ms, measured.end_ms)
@@ -182,24 +184,17 @@ def test_the_page_contains_every_bar_and_its_share_of_the_step():
     assert [lane["is_slow"] for lane in data["lanes"]] == [False, False, True, True]
 
 
-def test_the_description_of_a_run_contains_the_actual_bucket_sizes():
-    text = run_description(replace(a_timeline(), accumulate=4))
-    assert text.endswith("process, 4 per step, bucket_cap_mb 1 (0.77 + 0.38 + 1.18 MiB)")
-    many = run_description(replace(a_timeline(), bucket_bytes=[2**20] * 12))
-    assert many.endswith("per process, bucket_cap_mb 1 (12 buckets)")
-
-
-def test_a_run_on_one_process_has_an_empty_communication_lane(tmp_path):
+def test_a_run_on_one_process_has_an_empty_lane_of_collectives(tmp_path):
     result = a_timeline(ranks=1)
     (rank,) = result.ranks
-    rank = replace(rank, lanes={**rank.lanes, "communication": []})
-    result = replace(result, ranks=[rank], bucket_bytes=[])
+    rank = replace(rank, lanes={**rank.lanes, "collectives": []})
+    result = replace(result, ranks=[rank], bucket_bytes=[[]])
     save(figure_of(result), tmp_path / "lanes.svg")
     write_timeline_page(result, tmp_path / "lanes.html")
-    text = "1 connected process on cpu (gloo): small_cnn, batches of 64 images per process</p>"
+    text = "1 connected process on cpu (gloo): small_cnn</p>"
     assert text in (tmp_path / "lanes.html").read_text()
     assert len(data_of(result)["lanes"]) == 2
-    assert verdict(result) == "a single process waits for no other"
+    assert verdict(result) == ["a single process waits for no other"]
 
 
 def test_the_page_has_no_handler_in_its_markup_and_escapes_every_name(tmp_path):
@@ -302,7 +297,7 @@ def test_pointing_at_a_bar_shows_its_numbers(opened):
         page.hover(f'[data-bar="{number}"]')
         assert shown_description(page) == description(bar, result)
         seen.add(bar[1].phase)
-    assert seen == set(PHASES)
+    assert seen == {*PHASES, "collective"}
     assert page.locator(".chosen").count() == 1
 
 

@@ -27,13 +27,15 @@ from accel_demo.lab.observed.observation import add_options, add_processes, obse
 from accel_demo.lab.observed.places import NotChecked
 from accel_demo.lab.observed.ranks import trains
 from accel_demo.lab.output import write_json
+from accel_demo.observer.limits import BATCHES, STEPS
 from accel_demo.options import Parser
 from accel_demo.wording import counted
 
 
 def main(arguments: list[str]) -> int:
     options = read_options(arguments)
-    seen = observe(options, "audit")
+    limits = {BATCHES: str(options.batches), STEPS: str(options.steps)}
+    seen = observe(options, "audit", limits)
     result = result_of(seen.evidence, seen.ended, seen.command, seen.waits)
     print_result(result)
     if options.json:
@@ -128,5 +130,4 @@ def read_options(arguments: list[str]):
     )
     add_options(parser)
     parser.add_json()
-    parser.set_defaults(epochs=0)
     return read_command(parser, arguments, "audit")

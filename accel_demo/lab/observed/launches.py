@@ -8,7 +8,6 @@ from pathlib import Path
 from accel_demo.errors import UserError
 from accel_demo.observer import agent
 from accel_demo.observer.events import FOLDER
-from accel_demo.observer.limits import BATCHES, EPOCHS, STEPS
 from accel_demo.processes.environment import RANK_VARIABLES
 
 RUN_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
@@ -64,16 +63,14 @@ def is_launcher(words: list[str]) -> bool:
     )
 
 
-def environment_for(folder: Path, options) -> dict[str, str]:
-    """Return the environment of the audited command. `options` are those of the command."""
+def environment_for(folder: Path, gpu: bool, limits: dict[str, str]) -> dict[str, str]:
+    """Return the environment of the observed command, with `limits` for the observer."""
     environment = {key: value for key, value in os.environ.items() if key not in RANK_VARIABLES}
-    environment |= {BATCHES: str(options.batches), STEPS: str(options.steps)}
-    if options.epochs:
-        environment[EPOCHS] = str(options.epochs)
+    environment |= limits
     environment = agent.inject(environment, FOLDER, str(folder)) | {"PYTHONUNBUFFERED": "1"}
     for name, value in OFFLINE.items():
         environment.setdefault(name, value)
-    if not options.gpu:
+    if not gpu:
         environment |= HIDDEN
         if has_gpus():  # with them, plain Accelerator() would connect: so let it connect here, too
             environment["ACCELERATE_USE_CPU"] = "true"

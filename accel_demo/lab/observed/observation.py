@@ -4,9 +4,11 @@ import os
 import re
 import shlex
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from accel_demo.errors import UserError, say
 from accel_demo.lab.observed import launches
@@ -20,23 +22,34 @@ from accel_demo.options import Parser, check_outputs
 # In the message or the line of an error: the script cannot run without a GPU
 NEEDS_GPU = re.compile(r"\bcuda|nccl|nvidia|\bgpus?\b", re.IGNORECASE)
 NEEDS_LAUNCHER = re.compile(r"\bvariable \w+ expected|'(LOCAL_)?(RANK|WORLD_SIZE)'")
+OF_SCRIPTS = ["timeout", "gpu", "keep"]  # the options of `add_options`
 NO_DRIVER = "Found no NVIDIA driver"
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S*")  # names and paths, which may contain "gpu"
 
 
 @dataclass
 class Observation:
-    """What was seen of a command. `ended` is the result of the keeper, `waits` lines to print."""
+    """What was seen of a command. `ended` is the result of the keeper, `waits` lines to print.
+
+    `content` is what the `read` of `observe` has returned.
+    """
 
     evidence: Evidence
     command: list[str]
     ended: dict
     waits: list[str]
+    content: Any = None
 
 
-def observe(options, name: str) -> Observation:
-    """Run `options.command` to its end, or to its limits. `name` is the command that observes it.
+def observe(
+    options,
+    name: str,
+    limits: dict[str, str],
+    read: Callable[[Evidence], Any] = lambda evidence: None,
+) -> Observation:
+    """Run `options.command` to its end, or to its `limits`, which are environment variables.
 
+    `name` is the command that observes it. `read` is called while the files of the observer exist.
     Raises `UserError` if it starts no process that trains, or needs a GPU.
     """
     try:
@@ -46,7 +59,7 @@ def observe(options, name: str) -> Observation:
     command = launches.command_for(options.command, options.processes)
     plan = {
         "command": command,
-        "environment": launches.environment_for(folder, options),
+        "environment": launches.environment_for(folder, options.gpu, limits),
         "folder": str(Path.cwd()),
         "log": str(folder / "output.txt"),
         "keep": options.keep,
@@ -68,13 +81,14 @@ def observe(options, name: str) -> Observation:
         evidence.other_launches = others
         evidence.seconds_to_notice = observed.seconds_to_notice
         check_usable(evidence, plan["log"], options.gpu, name)
+        content = read(evidence)
     except BaseException:
         for path, reason in observed.not_restored.items():
             say(f"not put back: {short_path(path)} ({reason})")
         raise
     finally:
         clean_up(folder)
-    return Observation(evidence, command, ended, waits)
+    return Observation(evidence, command, ended, waits, content)
 
 
 def add_processes(parser: Parser) -> None:
@@ -105,6 +119,7 @@ def read_command(parser: Parser, arguments: list[str], name: str):
     elif scripts:  # all words after the script belong to it
         own, command = arguments[: scripts[0]], arguments[scripts[0] :]
     options, rest = parser.parse_known_args(own)
+    parser.set_quick_defaults(options)
     if rest and rest[0].startswith("-"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
@@ -121,6 +136,22 @@ def read_command(parser: Parser, arguments: list[str], name: str):
     launches.check_program(command)
     launches.command_for(command, options.processes)
     return options
+
+
+def is_about_a_script(arguments: list[str]) -> bool:
+    """Return True if a command that also measures our own code is to measure the reader's."""
+    return "--" in arguments or any(word.endswith(".py") for word in arguments)
+
+
+def refuse_options(parser: Parser, options, names: list[str], subject: str) -> None:
+    """Raise `UserError` if one of these options, which are about something else, was given."""
+    for name in names:
+        defaults = parser.get_default(name), *parser.quick_defaults.get(name, ())
+        if getattr(options, name) not in defaults:
+            flag = f"--{name.replace('_', '-')}"
+            if names is OF_SCRIPTS:
+                raise UserError(f"{flag} is about {subject}: put -- and its command at the end")
+            raise UserError(f"{flag} is about {subject}: leave it out, or the command")
 
 
 def own_outputs() -> list[list[int]]:

@@ -20,7 +20,14 @@ from pathlib import Path
 
 from accel_demo.errors import UserError, say
 from accel_demo.guess import comparison
-from accel_demo.lab.observed.observation import add_options, observe, read_command
+from accel_demo.lab.observed.observation import (
+    OF_SCRIPTS,
+    add_options,
+    is_about_a_script,
+    observe,
+    read_command,
+    refuse_options,
+)
 from accel_demo.lab.observed.places import NotChecked, last_lines
 from accel_demo.lab.output import write_outputs
 from accel_demo.lab.shards import tables
@@ -33,6 +40,7 @@ from accel_demo.lab.shards.reading import (
     explain_uneven_batches,
     read_all,
 )
+from accel_demo.observer.limits import EPOCHS
 from accel_demo.options import Parser, command_parser
 from accel_demo.processes.group import results_by_rank
 from accel_demo.show import save
@@ -52,7 +60,7 @@ OF_OUR_LOADERS += [flag.removeprefix("--").replace("-", "_") for flag in SWITCHE
 
 
 def main(arguments: list[str]) -> int:
-    if "--" in arguments or any(word.endswith(".py") for word in arguments):
+    if is_about_a_script(arguments):
         return main_of_script(arguments)
     options = read_options(arguments)
     preloaded = ("torch", read_all.__module__)  # without torch._dynamo, which only optimizers need
@@ -79,13 +87,10 @@ def main_of_script(arguments: list[str]) -> int:
     """Show what the loaders of the reader's script return."""
     parser = make_parser()
     options = read_command(parser, arguments, "shards")
-    for name in OF_OUR_LOADERS:
-        if getattr(options, name) != parser.get_default(name):
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} is about our own loaders: leave it out, or the command")
+    refuse_options(parser, options, OF_OUR_LOADERS, "our own loaders")
     if options.quick:
         options.epochs = min(options.epochs, QUICK_EPOCHS)
-    evidence = observe(options, "shards").evidence
+    evidence = observe(options, "shards", {EPOCHS: str(options.epochs)}).evidence
     try:
         loaders = loaders_of(evidence)
     except NotChecked as reason:
@@ -120,9 +125,7 @@ def read_options(arguments: list[str]):
     """Parse and check the options. Raises `UserError` if they are invalid or cannot be combined."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    for name in ("timeout", "gpu", "keep"):
-        if getattr(options, name) != parser.get_default(name):
-            raise UserError(f"--{name} is about your own script: put -- and its command at the end")
+    refuse_options(parser, options, OF_SCRIPTS, "your own script")
     check(options)
     return options
 
@@ -140,7 +143,6 @@ def make_parser() -> Parser:
         parser.add_argument(flag, action="store_true", help=help)
     parser.add_guess("how many samples the last loader reads more than once in epoch 1")
     add_options(parser)
-    parser.set_defaults(steps=0, batches=0)
     return parser
 
 

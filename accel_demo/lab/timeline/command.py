@@ -1,12 +1,16 @@
-"""Show how each process spends the time of a training step, and what the all-reduce costs.
+"""Show where each process spends its time in a training step, in your script or in our loop.
 
-accel-demo timeline --bucket-mb 0.05,0.5,25
+accel-demo timeline -- torchrun --nproc-per-node 2 train.py
 accel-demo timeline --straggler 1:20ms
 
-The command profiles some steps of train.py on each rank, and converts all times to rank 0's clock.
-It prints how many milliseconds each phase takes, and how much of the all-reduce is hidden, which
-means that it runs at the same time as backward. It writes trace.json for https://ui.perfetto.dev,
-and timeline.html, a page with a timeline that you can zoom and pan.
+With a script, or a command after --, it runs the script unchanged and without GPUs, and ends it
+after a few dozen optimizer steps. Files that it overwrites are put back. Otherwise, it runs our
+train.py. Either way, torch.profiler records some steps on each rank.
+
+It prints how many milliseconds each phase takes, what makes the steps slow, and how much of the
+all-reduce is hidden, which means that it runs at the same time as backward. It writes trace.json
+for https://ui.perfetto.dev, and timeline.html, a page with a timeline that you can zoom and pan. If
+your script profiles itself and writes a trace on each rank, these are merged into own-trace.json.
 """
 
 import json
@@ -18,6 +22,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.data import load_datasets
@@ -25,25 +30,64 @@ from accel_demo.errors import UserError
 from accel_demo.guess import comparison
 from accel_demo.lab import hosts
 from accel_demo.lab.measurements import median_interval
+from accel_demo.lab.observed.observation import (
+    OF_SCRIPTS,
+    add_options,
+    is_about_a_script,
+    read_command,
+    refuse_options,
+)
 from accel_demo.lab.output import write_json
 from accel_demo.lab.timeline import merge, recording
+from accel_demo.lab.timeline.findings import findings_of
+from accel_demo.lab.timeline.own import measure_script
 from accel_demo.lab.timeline.page import write_timeline_page
 from accel_demo.lab.timeline.phases import rank_timelines
 from accel_demo.lab.timeline.picture import figure_of
-from accel_demo.lab.timeline.result import BucketTrial, RankTimeline, TimelineResult
+from accel_demo.lab.timeline.result import (
+    BucketTrial,
+    RankProfile,
+    RankTimeline,
+    TimelineResult,
+)
 from accel_demo.lab.timeline.straggler import STEPS_NEEDED
 from accel_demo.lab.timeline.tables import as_text
-from accel_demo.options import command_parser
+from accel_demo.options import Parser, command_parser
 from accel_demo.processes import group
 from accel_demo.show import save
+from accel_demo.wording import counted
 
 REPEATS = 9  # profiled runs of each bucket size, if there are several sizes
 MOST_STEPS = 100  # a limit, because each profiled step has thousands of events
 
 
+OF_OUR_LOOP = ["model", "batch_size", "accumulate", "bucket_mb", "repeats", "straggler", "rate"]
+
+
 def main(arguments: list[str]) -> int:
+    if is_about_a_script(arguments):
+        return main_of_script(arguments)
     options = read(arguments)
     result, traces = measure(options)
+    show(result, {"trace": traces}, options)
+    return 0
+
+
+def main_of_script(arguments: list[str]) -> int:
+    """Show the steps of the reader's script."""
+    parser = make_parser()
+    options = read_command(parser, arguments, "timeline")
+    refuse_options(parser, options, OF_OUR_LOOP, "our own loop")
+    options.files = files_to_write(options)
+    result, traces, own_traces = measure_script(options)
+    if own_traces:
+        options.files["own_trace"] = options.output / "own-trace.json"
+    show(result, {"trace": traces, "own_trace": own_traces}, options)
+    return 0
+
+
+def show(result: TimelineResult, traces: dict[str, list[dict]], options) -> None:
+    """Print the result, and write the files."""
     print(as_text(result))
     if options.guess is not None:
         hidden = 100 * fmean(rank.hidden_share for rank in result.ranks)
@@ -51,16 +95,14 @@ def main(arguments: list[str]) -> int:
     paths = write(result, traces, options)
     print(f"\nwrote {', '.join(map(str, paths))}")
     print("open trace.json in https://ui.perfetto.dev or chrome://tracing")
-    return 0
 
 
-def read(arguments: list[str]):
-    """Parse and check the options. Add the `config` for train.py and the `files` to write."""
+def make_parser() -> Parser:
     parser = command_parser("timeline", __doc__, quick="a smaller model and fewer steps")
     add = parser.add_argument
     parser.add_processes(2, "connected processes")
     parser.add_option("--steps", 8, "steps to show", quick=4, least=2, most=MOST_STEPS)
-    parser.add_option("--model", "vgg11", "the model", quick="small_cnn", choices=MODELS)
+    parser.add_option("--model", "vgg11", "our model", quick="small_cnn", choices=MODELS)
     parser.add_option("--batch-size", 8, "images per process and micro-batch")
     parser.add_option("--accumulate", 1, "micro-batches per optimizer step")
     help = "DDP's bucket size in MiB, or several sizes to compare (default: 25, as in DDP)"
@@ -74,7 +116,15 @@ def read(arguments: list[str]):
     add("--output", type=Path, default=Path("runs/timeline"), metavar="FOLDER", help=help)
     add("--html", type=Path, metavar="FILE", help="write the page to FILE instead of FOLDER")
     parser.add_guess("how much of the all-reduce is hidden, in %% (mean over the ranks)")
+    add_options(parser)
+    return parser
+
+
+def read(arguments: list[str]):
+    """Parse and check the options. Add the `config` for train.py and the `files` to write."""
+    parser = make_parser()
     options = parser.parse_args(arguments)
+    refuse_options(parser, options, OF_SCRIPTS, "your own script")
     options.bucket_mb = bucket_sizes(options.bucket_mb)
     options.straggler = straggler_in(options.straggler, options.processes)
     options.config = TrainConfig(
@@ -179,22 +229,40 @@ def measure(options) -> tuple[TimelineResult, list[dict]]:
             ranks, straggler = rank_timelines(profiles, traces, options.steps)
             if number < len(sizes):
                 by_size[run.bucket_mb].append(ranks)
-                buckets[run.bucket_mb] = len(profiles[0].bucket_bytes)
+                buckets[run.bucket_mb] = len(sum(profiles[0].bucket_bytes, []))
+    names = ("model", "batch_size", "accumulate", "rate")
+    settings = {name: getattr(options, name) for name in names}
+    settings["bucket_mb"] = runs[-1].bucket_mb
     result = TimelineResult(
         processes=profiles[0].processes,
         backend=profiles[0].backend,
         device=profiles[0].device,
-        model=options.config.model,
-        batch_size=options.batch_size,
-        accumulate=options.accumulate,
-        bucket_mb=runs[-1].bucket_mb,
+        description=describe(profiles[0], settings),
+        settings=settings,
         bucket_bytes=profiles[0].bucket_bytes,
         ranks=ranks,
         straggler=straggler,
+        findings=findings_of(profiles, ranks, straggler),
         sweep=[bucket_trial(size, buckets[size], by_size[size]) for size in buckets],
-        rate=options.rate,
     )
     return result, traces
+
+
+def describe(profile: RankProfile, settings: dict[str, Any]) -> str:
+    """Describe the run of our training loop in one line."""
+    text = f"{counted(profile.processes, 'connected process')} on {profile.device} "
+    text += f"({profile.backend}): {settings['model']}, "
+    text += f"batches of {settings['batch_size']} images per process"
+    if settings["accumulate"] > 1:
+        text += f", {settings['accumulate']} per step"
+    if settings["rate"]:
+        text += f", each sending at most {hosts.rate_text(settings['rate'])}"
+    for sizes in profile.bucket_bytes:
+        buckets = counted(len(sizes), "bucket")
+        if len(sizes) <= 4:
+            buckets = " + ".join(f"{size / 2**20:.2f}" for size in sizes) + " MiB"
+        text += f", bucket_cap_mb {settings['bucket_mb']:g} ({buckets})"
+    return text
 
 
 def sizes_to_compare(bucket_mb: list[float], repeats: int) -> list[float]:
@@ -220,15 +288,17 @@ def bucket_trial(bucket_mb: float, buckets: int, runs: list[list[RankTimeline]])
     )
 
 
-def write(result: TimelineResult, traces: list[dict], options) -> list[Path]:
+def write(result: TimelineResult, traces: dict[str, list[dict]], options) -> list[Path]:
     """Write all files to a temporary folder, and if there is no error, copy them to their paths."""
     with tempfile.TemporaryDirectory() as folder:
         # Keep the suffixes, because matplotlib derives the image format from the suffix.
         drafts = {
             output: Path(folder, output + path.suffix) for output, path in options.files.items()
         }
-        trace = json.dumps(merge.merged(traces), separators=(",", ":"))  # compact JSON
-        drafts["trace"].write_text(trace)
+        for name, of_ranks in traces.items():
+            if of_ranks:
+                trace = json.dumps(merge.merged(of_ranks), separators=(",", ":"))  # compact JSON
+                drafts[name].write_text(trace)
         write_timeline_page(result, drafts["page"])
         if "json" in drafts:
             write_json(drafts["json"], "timeline", result)

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from accel_demo.lab.timeline import tables
-from accel_demo.lab.timeline.picture import COLOR_OF
+from accel_demo.lab.timeline.picture import ACTIVITY, COLOR_OF
 from accel_demo.lab.timeline.result import (
     RankTimeline,
     TimelineResult,
     row_count,
     step_spans,
+    steps_shown,
     whole_span,
 )
 from accel_demo.lab.web_page import escape, html_table, write_page
@@ -61,16 +62,17 @@ TOOLS = """<div class="tools" role="group" aria-label="zoom and move the lanes">
 <option value="part" disabled hidden>part of the timeline</option></select>
 <output id="range" aria-label="visible time range"></output>
 </div>"""
-LABEL = "two lanes per rank, one for computation and one for communication: arrow keys pan, "
+LABEL = "two lanes per rank, one for its activity and one for collectives: arrow keys pan, "
 LABEL += "plus and minus zoom, and Enter selects a bar"
 HELP = """<p class="soft">To zoom, use the mouse wheel, two fingers, or <kbd>+</kbd> and
 <kbd>−</kbd>; <kbd>0</kbd> shows the whole timeline. To move, drag, or press <kbd>←</kbd> or
 <kbd>→</kbd>. To see the details of a bar, point at it, tap it, or press <kbd>Enter</kbd> in the
 lanes and choose a bar with the arrow keys; <kbd>Esc</kbd> returns to the lanes.</p>"""
-NOTE = """<p class="soft">While a rank computes during an all-reduce, its time is part of the phase
-that it computes. The phase "all-reduce" is only the exposed part of the all-reduce, during which
-the rank just waits. The hidden part is the time during which the same rank computes backward.
-"Late" is how much later than the first rank a rank starts the all-reduce.</p>"""
+NOTE = """<p class="soft">While a rank computes during a collective, its time belongs to the phase
+that it computes. A wait is only the time in which it does nothing else: "rank wait" until another
+rank has started the same collective, too, and "message wait" from then on until the messages have
+arrived. The hidden part of an all-reduce is the time during which the same rank computes backward.
+"Late" is how much later than the first rank a rank starts a collective.</p>"""
 
 
 def write_timeline_page(result: TimelineResult, path: Path) -> None:
@@ -80,8 +82,8 @@ def write_timeline_page(result: TimelineResult, path: Path) -> None:
     options = "".join(f'<option value="{step}">step {step}</option>' for step in steps)
     parts = [
         f"<h1>{TITLE}</h1>",
-        f'<p class="soft">{escape(tables.run_description(result))}</p>',
-        f'<p class="verdict{slow}">{escape(tables.verdict(result))}</p>',
+        f'<p class="soft">{escape(result.description)}</p>',
+        *[f'<p class="verdict{slow}">{escape(text)}</p>' for text in tables.verdict(result)],
         "<h2>Median step on each rank (ms)</h2>",
         LEGEND,
         *[_stacked_bar(rank, result.ranks) for rank in result.ranks],
@@ -108,11 +110,14 @@ def data_of(result: TimelineResult) -> dict:
     lanes, bars = [], []
     for rank in result.ranks:
         is_slow, wall_ms = rank.rank == result.straggler, {s.number: s.wall_ms for s in rank.steps}
-        edges = [edge for step in rank.steps for edge in (step.start_ms, step.end_ms)]
+        edges = [edge for step in steps_shown(rank) for edge in (step.start_ms, step.end_ms)]
         for name, lane in rank.lanes.items():
-            is_first = name == "compute"
-            prefix = f"rank {rank.rank}{' (slow)' if is_slow else ''}: " if is_first else ""
-            shown = {"label": prefix + name, "rows": row_count(lane), "edges": edges}
+            is_first = name == "activity"
+            label = name
+            if is_first:
+                label = f"rank {rank.rank}{' (slow)' if is_slow else ''}: "
+                label += ACTIVITY[result.device != "cpu"]
+            shown = {"label": label, "rows": row_count(lane), "edges": edges}
             for bar in lane:
                 share = (bar.end_ms - bar.start_ms) / wall_ms[bar.step]
                 bars.append({**vars(bar), "rank": rank.rank, "lane": len(lanes), "share": share})

@@ -1,4 +1,4 @@
-"""Draw a timeline with two lanes per rank: one for computation, and one for communication."""
+"""Draw a timeline with two lanes per rank: one for its activity, and one for collectives."""
 
 import textwrap
 
@@ -8,20 +8,24 @@ from accel_demo.lab.timeline.result import (
     TimelineResult,
     row_count,
     step_spans,
+    steps_shown,
     whole_span,
 )
-from accel_demo.lab.timeline.tables import run_description, verdict
+from accel_demo.lab.timeline.tables import verdict
 from accel_demo.show import COLORS, new_figure
 
 COLOR_OF = {
     "data wait": COLORS[4],
     "forward": COLORS[0],
     "backward": COLORS[5],
-    "all-reduce": COLORS[1],
+    "rank wait": "#f5cf7a",
+    "message wait": COLORS[1],
     "optimizer": COLORS[2],
-    "idle": "#d8dce1",
+    "other": "#d8dce1",
+    "collective": "#8a5a00",
 }
 SLOW = COLORS[3]
+ACTIVITY = "main thread", "GPU"  # what the first lane shows, on a CPU and on a GPU
 
 
 def figure_of(result: TimelineResult):
@@ -29,14 +33,14 @@ def figure_of(result: TimelineResult):
     from matplotlib.patches import Patch
 
     lane_rows = sum(row_count(lane) for rank in result.ranks for lane in rank.lanes.values())
-    heights = [1.4 + 0.34 * lane_rows + 0.2 * len(result.ranks), 0.3] + [2.6] * bool(result.sweep)
+    heights = [1.4 + 0.34 * lane_rows + 0.2 * len(result.ranks), 0.55] + [2.6] * bool(result.sweep)
     figure = new_figure(8, sum(heights))
     rows: list = [["lanes"] * 2, ["legend"] * 2] + [["shares", "lengths"]] * bool(result.sweep)
     panels = figure.subplot_mosaic(rows, height_ratios=heights)
     _draw_lanes(panels["lanes"], result)
     panels["legend"].set_axis_off()
     patches = [Patch(color=color, label=phase) for phase, color in COLOR_OF.items()]
-    style = {"ncols": len(patches), "fontsize": 9, "frameon": False, "loc": "center"}
+    style = {"ncols": 4, "fontsize": 9, "frameon": False, "loc": "center"}
     panels["legend"].legend(handles=patches, **style)
     if result.sweep:
         _draw_sweep(panels["shares"], panels["lengths"], result.sweep)
@@ -51,11 +55,11 @@ def _draw_lanes(axes, result: TimelineResult) -> None:
         is_slow = rank.rank == result.straggler
         if is_slow:
             axes.axhspan(top - 0.2, top + height + 0.2, color=SLOW, alpha=0.12, linewidth=0)
-        for step in rank.steps:
+        for step in steps_shown(rank):
             for edge in (step.start_ms, step.end_ms):
                 axes.plot([edge, edge], [top - 0.15, top + height + 0.15], color="#57606a", lw=0.8)
-        prefix = f"rank {rank.rank}{' (slow)' if is_slow else ''}   "
-        labels += [prefix + "compute", "communication"]
+        name = f"rank {rank.rank}{' (slow)' if is_slow else ''}"
+        labels += [f"{name}\n{ACTIVITY[result.device != 'cpu']}", "collectives"]
         for lane in rank.lanes.values():
             _draw_bars(axes, lane, top, (end - start) / 400)
             ticks.append(top + row_count(lane) / 2)
@@ -76,7 +80,8 @@ def _draw_lanes(axes, result: TimelineResult) -> None:
     axes.tick_params(axis="x", labelsize=9)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    lines = [*textwrap.wrap(run_description(result), 84), verdict(result)]
+    lines = textwrap.wrap(result.description, 80)
+    lines += [line for text in verdict(result) for line in textwrap.wrap(text, 80)]
     axes.set_title("\n".join(lines), fontsize=10, loc="left")
 
 

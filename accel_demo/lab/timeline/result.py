@@ -3,7 +3,8 @@
 Start and end times are milliseconds since the start of the first step shown, on rank 0's clock.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -14,9 +15,11 @@ class RankProfile:
     processes: int
     backend: str
     device: str
-    bucket_bytes: list[int]
+    bucket_bytes: list[list[int]]  # of each model wrapped in DistributedDataParallel
     clock_ahead_ns: int  # relative to rank 0's clock
-    wall_ms: dict[int, float]  # keys: numbers of the profiled steps
+    wall_ms: dict[int, float]  # keys: numbers of the steps
+    optimizer_steps: float = 1.0  # of all optimizers, in each step
+    reads: list[list] = field(default_factory=list)  # [file, line, method, how often per step]
     network: str = ""  # name of its network namespace
 
 
@@ -45,6 +48,7 @@ class ProfiledStep:
     all_reduce_ms: float
     hidden_ms: float  # part of the all-reduce during which this rank computes backward
     exposed_ms: float  # part of the all-reduce during which this rank only waits
+    sending_backwards: int  # backward passes in which a collective that reduces was started
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,9 @@ class RankTimeline:
     exposed_ms: float
     hidden_share: float  # hidden fraction of the all-reduce time in all steps
     late_ms: float  # how much later than the first rank this rank starts a collective
-    slower_ms: float  # extra computing time per step, compared with the other ranks
+    slower_ms: dict[str, float]  # extra time per step by phase, compared with the other ranks
     steps: list[ProfiledStep]
-    lanes: dict[str, list[Bar]]  # keys "compute" and "communication"; bars sorted by start time
+    lanes: dict[str, list[Bar]]  # keys "activity" and "collectives"; bars sorted by start time
 
 
 @dataclass(frozen=True)
@@ -81,21 +85,32 @@ class BucketTrial:
 
 
 @dataclass(frozen=True)
+class TimelineFinding:
+    """What makes the steps slow. `kind` is a key of `findings.KINDS`."""
+
+    kind: str
+    rank: int | None  # None if it is all of them
+    text: str
+
+
+@dataclass(frozen=True)
 class TimelineResult:
-    """The result of the profiled runs. `ranks` comes from the run with the last bucket size."""
+    """The result of the profiled runs. `ranks` comes from the run with the last bucket size.
+
+    `settings` are those of our own training loop: model, batch_size, accumulate, bucket_mb, rate.
+    Of the reader's script, they are command_line and exit_code.
+    """
 
     processes: int
     backend: str
     device: str
-    model: str
-    batch_size: int
-    accumulate: int
-    bucket_mb: float
-    bucket_bytes: list[int]
+    description: str
+    settings: dict[str, Any]
+    bucket_bytes: list[list[int]]
     ranks: list[RankTimeline]
     straggler: int | None  # the slow rank, if any
-    sweep: list[BucketTrial]  # empty if there is only one bucket size
-    rate: str | None = None  # the most that each process can send, such as "100mbit"
+    findings: list[TimelineFinding]
+    sweep: list[BucketTrial] = field(default_factory=list)  # empty with only one bucket size
 
 
 def place_in_rows(bars: list[Bar]) -> list[Bar]:
@@ -113,16 +128,21 @@ def row_count(lane: list[Bar]) -> int:
     return max((bar.row + 1 for bar in lane), default=1)
 
 
+def steps_shown(rank: RankTimeline) -> list[ProfiledStep]:
+    """Return the steps that are in the lanes."""
+    shown = {bar.step for bar in rank.lanes["activity"]}
+    return [step for step in rank.steps if step.number in shown]
+
+
 def step_spans(ranks: list[RankTimeline]) -> dict[int, tuple[float, float]]:
-    """Return the span of each step, from its earliest start to its latest end on any rank."""
+    """Return the span of each step shown, from its earliest start to its latest end on any rank."""
     return {
         steps[0].number: (min(step.start_ms for step in steps), max(step.end_ms for step in steps))
-        for steps in zip(*(rank.steps for rank in ranks), strict=True)
+        for steps in zip(*map(steps_shown, ranks), strict=True)
     }
 
 
 def whole_span(ranks: list[RankTimeline]) -> tuple[float, float]:
-    """Return the span that contains all steps and bars."""
-    shown = [step for rank in ranks for step in rank.steps]
-    shown += [bar for rank in ranks for lane in rank.lanes.values() for bar in lane]
-    return min(part.start_ms for part in shown), max(part.end_ms for part in shown)
+    """Return the span that contains all steps shown."""
+    shown = [step for rank in ranks for step in steps_shown(rank)]
+    return min(step.start_ms for step in shown), max(step.end_ms for step in shown)

@@ -1,50 +1,44 @@
 """Describe a timeline in sentences and tables, for the terminal and the HTML page."""
 
+import textwrap
+
 from accel_demo.lab import hosts
 from accel_demo.lab.measurements import interval_text
 from accel_demo.lab.timeline.result import TimelineResult
+from accel_demo.lab.timeline.straggler import STEPS_NEEDED
 from accel_demo.show import table
 from accel_demo.wording import counted, duration
+
+WHAT_IS_LATE = "late: how much later than the first rank this rank starts a collective"
 
 
 def as_text(result: TimelineResult) -> str:
     """Return the result as text for the terminal."""
+    verdicts = "\n".join(f"**{textwrap.fill(text, 96)}**" for text in verdict(result))
     parts = [
-        run_description(result),
-        "milliseconds per step (medians):",
+        result.description,
+        f"milliseconds per step (medians of {counted(len(result.ranks[0].steps), 'step')}):",
         table(*rank_table(result)),
-        "\n".join([*all_reduce_sentences(result), verdict(result)]),
+        "\n".join([WHAT_IS_LATE] * (result.processes > 1) + all_reduce_sentences(result)),
+        verdicts,
     ]
     if result.sweep:
         parts.append(table(*sweep_table(result)))
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
-def run_description(result: TimelineResult) -> str:
-    """Describe the profiled run in one line."""
-    text = f"{counted(result.processes, 'connected process')} on {result.device} "
-    text += f"({result.backend}): {result.model}, batches of {result.batch_size} images per process"
-    if result.accumulate > 1:
-        text += f", {result.accumulate} per step"
-    if result.rate:
-        text += f", each sending at most {hosts.rate_text(result.rate)}"
-    if not result.bucket_bytes:
-        return text
-    buckets = counted(len(result.bucket_bytes), "bucket")
-    if len(result.bucket_bytes) <= 4:
-        buckets = " + ".join(f"{size / 2**20:.2f}" for size in result.bucket_bytes) + " MiB"
-    return f"{text}, bucket_cap_mb {result.bucket_mb:g} ({buckets})"
-
-
-def verdict(result: TimelineResult) -> str:
-    """Return a sentence that names the slow rank, or states that no rank is slow."""
-    slow = result.straggler
-    if slow is not None:
-        extra = duration(result.ranks[slow].slower_ms / 1000)
-        return f"rank {slow} is slow: it computes {extra} longer than the others in each step"
+def verdict(result: TimelineResult) -> list[str]:
+    """Return a sentence for each finding, or one that says that there is none."""
+    if result.findings:
+        return [finding.text for finding in result.findings]
     if result.processes == 1:
-        return "a single process waits for no other"
-    return "no rank is slower than the others in each step"
+        return ["a single process waits for no other"]
+    steps = len(result.ranks[0].steps)
+    if steps < STEPS_NEEDED:
+        return [
+            f"no verdict: {counted(steps, 'step')}, and a slow rank is judged by {STEPS_NEEDED}"
+        ]
+    return ["no rank is slower than the others in each step"]
 
 
 def all_reduce_sentences(result: TimelineResult) -> list[str]:
@@ -52,13 +46,11 @@ def all_reduce_sentences(result: TimelineResult) -> list[str]:
     sentences = [
         f"rank {rank.rank}: the all-reduce takes {duration(rank.all_reduce_ms / 1000)}, "
         f"{rank.hidden_share:.0%} of it hidden under backward"
-        for rank in (result.ranks if result.bucket_bytes else [])
+        for rank in (result.ranks if any(result.bucket_bytes) else [])
     ]
-    if result.rate:
-        gradients = sum(result.bucket_bytes)
-        sentences.append(hosts.sending_time(gradients, result.processes, result.rate))
-    if any("broadcast" in bar.name for rank in result.ranks for bar in rank.lanes["communication"]):
-        sentences.insert(0, "all-reduce includes the wait for the buffers of BatchNorm from rank 0")
+    if rate := result.settings.get("rate"):
+        gradients = sum(map(sum, result.bucket_bytes))
+        sentences.append(hosts.sending_time(gradients, result.processes, rate))
     return sentences
 
 

@@ -1,0 +1,130 @@
+"""Say what makes the steps slow: one rank, the data, the messages, or what the script does."""
+
+from statistics import median
+
+from accel_demo.lab.observed.places import short_path, text_of
+from accel_demo.lab.timeline.result import RankProfile, RankTimeline, TimelineFinding
+from accel_demo.lab.timeline.straggler import STEPS_NEEDED
+from accel_demo.wording import byte_size, duration
+
+KINDS = {
+    "computes longer": "one rank computes longer than the others in each step",
+    "waits for data": "a rank, or each of them, waits for its DataLoader",
+    "waits for messages": "all ranks wait for the messages of collectives",
+    "wait for each other": "all ranks wait for each other, one after the other",
+    "averages each micro-batch": "each backward pass averages gradients, not only the last one",
+    "small messages": "the gradients are sent in many small messages",
+    "reads tensors": "a line reads the value of a tensor in each step",
+}
+DATA_SHARE, MESSAGE_SHARE, RANK_SHARE = 0.25, 0.3, 0.25  # of the step
+LEAST_DATA_MS = 1.0
+MANY_MESSAGES, SMALL_BYTES = 10, 2**20  # buckets of a model, and their mean size
+MOST_STEPS_WITHOUT = 0.1  # of the steps, in which a line does not read a tensor
+
+
+def findings_of(
+    profiles: list[RankProfile], ranks: list[RankTimeline], straggler: int | None
+) -> list[TimelineFinding]:
+    """Return what makes the steps slow, the gravest first."""
+    found = []
+    if straggler is not None:
+        found.append(_slow(ranks[straggler]))
+    if len(ranks[0].steps) >= STEPS_NEEDED:
+        found += _waits(ranks, found)
+    return [*found, *_micro_batches(profiles, ranks), *_buckets(profiles), *_reads(profiles)]
+
+
+def _slow(rank: RankTimeline) -> TimelineFinding:
+    by_data = rank.slower_ms.get("data wait", 0.0)
+    computing = {phase: ms for phase, ms in rank.slower_ms.items() if phase != "data wait"}
+    extra, most = sum(computing.values()), max(computing, key=computing.__getitem__, default="")
+    if by_data > extra:
+        text = f"waits {duration(by_data / 1000)} longer for its data"
+        return TimelineFinding("waits for data", rank.rank, f"{_is_slow(rank)}: it {text}{_EACH}")
+    where = "outside forward, backward and the optimizer" if most == "other" else f"in {most}"
+    text = f"computes {duration(extra / 1000)} longer"
+    where = f", most of it {where}" if len(computing) > 1 else f", {where}"
+    return TimelineFinding(
+        "computes longer", rank.rank, f"{_is_slow(rank)}: it {text}{_EACH}{where}"
+    )
+
+
+_EACH = " than the others in each step"
+
+
+def _is_slow(rank: RankTimeline) -> str:
+    return f"rank {rank.rank} is slow"
+
+
+def _waits(ranks: list[RankTimeline], found: list[TimelineFinding]) -> list[TimelineFinding]:
+    """Return what all ranks wait for, in addition to a slow rank."""
+    findings = []
+    share = _least_share(ranks, "data wait")
+    waited = min(rank.phases_ms["data wait"] for rank in ranks)
+    if share >= DATA_SHARE and waited >= LEAST_DATA_MS:
+        who = "each rank" if len(ranks) > 1 else "the process"
+        text = f"{who} waits for its DataLoader in {share:.0%} of the time of a step or more"
+        findings.append(TimelineFinding("waits for data", None, text))
+    if len(ranks) == 1:
+        return findings
+    share = _least_share(ranks, "message wait")
+    if share >= MESSAGE_SHARE:
+        text = f"all ranks wait for messages in {share:.0%} of the time of a step or more"
+        findings.append(TimelineFinding("waits for messages", None, text))
+    share = _least_share(ranks, "rank wait")
+    if share >= RANK_SHARE and not found:
+        text = f"all ranks wait for each other in {share:.0%} of the time of a step or more: "
+        text += "their work differs from step to step"
+        findings.append(TimelineFinding("wait for each other", None, text))
+    return findings
+
+
+def _least_share(ranks: list[RankTimeline], phase: str) -> float:
+    """Return the smallest share of a phase in the time of all steps, among the ranks.
+
+    The longest tenth of the steps is left out: other programs may have interrupted it.
+    """
+    shares = []
+    for rank in ranks:
+        steps = sorted(rank.steps, key=lambda step: sum(step.phases_ms.values()))
+        steps = steps[: max(1, len(steps) * 9 // 10)]
+        total = sum(sum(step.phases_ms.values()) for step in steps)
+        shares.append(sum(step.phases_ms[phase] for step in steps) / total)
+    return min(shares)
+
+
+def _micro_batches(profiles: list[RankProfile], ranks: list[RankTimeline]) -> list[TimelineFinding]:
+    """Find models that average their gradients in each backward pass of an accumulation."""
+    needed = max(profile.optimizer_steps for profile in profiles)
+    sent = median(step.sending_backwards for rank in ranks for step in rank.steps)
+    if not any(profiles[0].bucket_bytes) or sent < 2 * needed:
+        return []
+    text = f"{sent:.0f} backward passes of a step average the gradients between the ranks: only "
+    text += "the last one needs to (no_sync, or Accelerate's accumulate)"
+    return [TimelineFinding("averages each micro-batch", None, text)]
+
+
+def _buckets(profiles: list[RankProfile]) -> list[TimelineFinding]:
+    for sizes in profiles[0].bucket_bytes:
+        if len(sizes) >= MANY_MESSAGES and sum(sizes) / len(sizes) < SMALL_BYTES:
+            mean = byte_size(sum(sizes) / len(sizes))
+            text = f"DDP sends the gradients in {len(sizes)} buckets of {mean} on average: "
+            text += "each costs a message's latency (see bucket_cap_mb, which is 25 by default)"
+            return [TimelineFinding("small messages", None, text)]
+    return []
+
+
+def _reads(profiles: list[RankProfile]) -> list[TimelineFinding]:
+    """Find the lines of the script that read the value of a tensor in each step."""
+    findings = []
+    for file, line, method, often in profiles[0].reads:
+        if often >= 1 - MOST_STEPS_WITHOUT:
+            place = f"{short_path(file)}:{line}: {text_of([file, line])}"
+            text = f"{place} calls {method}{_times(often)} in each step: on a GPU, the CPU waits "
+            text += "there until the GPU has computed the value"
+            findings.append(TimelineFinding("reads tensors", None, text))
+    return findings
+
+
+def _times(often: float) -> str:
+    return f" {often:.0f} times" if round(often) > 1 else ""

@@ -1,0 +1,112 @@
+"""Read what the observer has recorded about the steps of the reader's script."""
+
+import shlex
+from pathlib import Path
+
+from accel_demo.errors import UserError, say
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.observation import observe
+from accel_demo.lab.observed.places import last_lines, short_path
+from accel_demo.lab.observed.ranks import Rank
+from accel_demo.lab.timeline import merge
+from accel_demo.lab.timeline.findings import findings_of
+from accel_demo.lab.timeline.phases import rank_timelines
+from accel_demo.lab.timeline.result import RankProfile, TimelineResult
+from accel_demo.lab.timeline.straggler import STEPS_NEEDED
+from accel_demo.observer.agent import TRACED_STEPS
+from accel_demo.wording import byte_size, counted
+
+LEAST_STEPS = 2
+
+
+def measure_script(options) -> tuple[TimelineResult, list[dict], list[dict]]:
+    """Profile the reader's command.
+
+    Returns the result, our trace of each rank, and the last trace that the script itself has
+    written on each rank, or an empty list if not all of them have.
+    """
+    limits = {TRACED_STEPS: str(max(options.steps, STEPS_NEEDED))}
+    seen = observe(options, "timeline", limits, lambda evidence: read(evidence, options))
+    return seen.content
+
+
+def read(evidence: Evidence, options) -> tuple[TimelineResult, list[dict], list[dict]]:
+    """Return what `measure_script` returns. Raises `UserError` if no steps were recorded."""
+    if evidence.hang or evidence.out_of_time:
+        say(f"the script {'hangs' if evidence.hang else 'took too long'}, so it was ended")
+    ranks, own = evidence.ranks, []
+    if all(rank.of("own trace") for rank in ranks):
+        own = [rank.of("own trace")[-1] for rank in ranks]
+    profiles = [profile_of(rank, own) for rank in ranks]
+    if not all(profile.trace for profile in profiles):
+        last = "".join(last_lines(evidence.log)[-1:])
+        raise UserError(
+            f"the script has made too few optimizer steps to profile any ({steps_of(ranks)}), and "
+            f"has ended with exit code {evidence.exit_code}: {last}"
+        )
+    traces = merge.load(profiles)
+    try:
+        timelines, straggler = rank_timelines(profiles, traces, options.steps)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if len(timelines[0].steps) < STEPS_NEEDED:
+        straggler = None
+    result = TimelineResult(
+        processes=profiles[0].processes,
+        backend=profiles[0].backend,
+        device=profiles[0].device,
+        description=describe(options.command, profiles, len(ranks), len(timelines[0].steps)),
+        settings={"command_line": options.command, "exit_code": evidence.exit_code},
+        bucket_bytes=profiles[0].bucket_bytes,
+        ranks=timelines,
+        straggler=straggler,
+        findings=findings_of(profiles, timelines, straggler),
+    )
+    for event in own:
+        say(f"found the script's own trace {short_path(event['path'])}")
+    own_profiles = [RankProfile(e["trace"], 0, "", "", [], 0, {}) for e in own]
+    return result, traces, merge.load(own_profiles) if own else []
+
+
+def profile_of(rank: Rank, own: list[dict]) -> RankProfile:
+    """Return the profile of a rank. `trace` is "" if it has none with at least two steps.
+
+    If the script's own profiler has left no time for ours, its trace is used.
+    """
+    events = rank.of("traced")
+    event = next((each for each in events if each["trace"]), events[-1] if events else None)
+    if event is None:
+        return RankProfile("", 1, "", "", [], 0, {})
+    trace = event["trace"] or next((each["trace"] for each in own if each in rank.events), "")
+    if not Path(trace).is_file() or event["steps"] < LEAST_STEPS:
+        trace = ""
+    steps = event["profiled"]
+    return RankProfile(
+        trace=trace,
+        processes=event["processes"],
+        backend=event["backend"],
+        device=event["device"],
+        bucket_bytes=event["bucket_bytes"],
+        clock_ahead_ns=0,  # all ranks run on this machine
+        wall_ms={int(step): ms for step, ms in event["wall_ms"].items()},
+        optimizer_steps=event["optimizer_steps"] / max(1, event["steps"]),
+        reads=[[*read, count / max(1, steps)] for *read, count in event["reads"]],
+    )
+
+
+def steps_of(ranks: list[Rank]) -> str:
+    return ", ".join(f"rank {rank.number}: {len(rank.of('step'))}" for rank in ranks)
+
+
+def describe(command: list[str], profiles: list[RankProfile], seen: int, steps: int) -> str:
+    """Describe the run in one line. `seen` is the number of processes that were started."""
+    processes = profiles[0].processes
+    text = counted(processes, "connected process")
+    if seen > processes:
+        text = f"{counted(seen, 'process')}, {processes} connected"
+    text += f" on {profiles[0].device}"
+    text += f" ({profiles[0].backend})" if profiles[0].backend else ""
+    text += f": {shlex.join(command)}, {counted(steps, 'step')}"
+    for sizes in profiles[0].bucket_bytes:
+        text += f", {counted(len(sizes), 'bucket')} of {byte_size(sum(sizes))} in all"
+    return text
