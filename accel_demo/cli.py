@@ -8,6 +8,7 @@ from argparse import SUPPRESS
 from difflib import get_close_matches
 
 from accel_demo.errors import UserError, one_line_errors
+from accel_demo.lab import load
 from accel_demo.options import Parser
 
 COMMANDS = {  # the question that each command answers
@@ -49,6 +50,7 @@ def main() -> None:
         if command not in COMMANDS:
             nearest = get_close_matches(command, COMMANDS, n=1, cutoff=0)[0]
             raise UserError(f"there is no command {command}; did you mean accel-demo {nearest}?")
+        load.begin()
         gc.disable()  # garbage collection makes importing torch a quarter slower
         try:
             name = command if command in SINGLE_MODULES else f"{command}.command"

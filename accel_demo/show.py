@@ -42,10 +42,15 @@ def new_figure(width: float, height: float):
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def save(figure, path: Path) -> None:
-    """Save the figure in the format given by the suffix. Equal figures give identical files."""
+def save(figure, path: Path, warning: str = "") -> None:
+    """Save the figure in the format given by the suffix, with a warning below it, if any.
+
+    Equal figures give identical files.
+    """
     import matplotlib
 
+    if warning:
+        figure.supxlabel(warning, fontsize=9, color=COLORS[3])
     with matplotlib.rc_context({"svg.hashsalt": "accel-demo"}):
         metadata = {"Date": None} if Path(path).suffix == ".svg" else None
         figure.savefig(path, dpi=120, metadata=metadata)

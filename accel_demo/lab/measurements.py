@@ -7,7 +7,7 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from accel_demo import show
-from accel_demo.lab import machine
+from accel_demo.lab import load, machine
 from accel_demo.wording import counted
 
 
@@ -110,7 +110,7 @@ class Report:
             repeats = len(next(iter(rows)).values)
             axis.set_xlabel(f"{table.unit}; median, with the range of {counted(repeats, 'repeat')}")
             axis.spines[["top", "right"]].set_visible(False)
-        show.save(figure, path)
+        show.save(figure, path, load.warning())
 
 
 def median_interval(values: list[float], confidence: float = 0.9) -> list[float]:

@@ -7,15 +7,32 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-SCHEMA = 1  # version of the JSON format
+from accel_demo.errors import say
+from accel_demo.lab import load
+
+SCHEMA = 2  # version of the JSON format
+
+
+# Commands whose results depend on the speed of the machine. The others only say so on stderr.
+MEASURE_TIME = {"timeline", "scaling", "memory", "bench"}
 
 
 def write_outputs(options, command: str, result, draw: Callable) -> None:
     """Write the JSON file for `--json`, and call `draw(result, path)` for `--plot`."""
+    warn(command)
     if options.json:
         write_json(options.json, command, result)
     if options.plot:
         draw(result, options.plot)
+
+
+def warn(command: str) -> None:
+    """Print a warning if the machine was busy."""
+    if text := load.warning():
+        if command.split()[0] in MEASURE_TIME:
+            print(f"\n**{text}: measure again when it is idle**")
+        else:
+            say(f"{text}, but the result does not depend on the time")
 
 
 def write_json(path: Path, command: str, result) -> None:
@@ -31,6 +48,7 @@ def write_json(path: Path, command: str, result) -> None:
         "command": command,
         "arguments": sys.argv[1:],
         "environment": machine.environment(),
+        "load": load.now(),
         **dataclasses.asdict(result),
     }
     path.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from accel_demo import show
+from accel_demo.lab import load
 from accel_demo.lab.memory.formula import KINDS, formula_of
 from accel_demo.lab.memory.result import MemoryResult, MemoryRow
 from accel_demo.wording import byte_size, counted
@@ -93,4 +94,4 @@ def draw(result: MemoryResult, path: Path) -> None:
     axes.set_title(title, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8.5)
-    show.save(figure, path)
+    show.save(figure, path, load.warning())

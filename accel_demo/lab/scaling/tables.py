@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 
 from accel_demo.anatomy.gil import ONE_AFTER_THE_OTHER, PARTS, PROCESSES
-from accel_demo.lab import hosts
+from accel_demo.lab import hosts, load
 from accel_demo.lab.measurements import interval_text, load_warning
 from accel_demo.lab.scaling.fit import LAWS, SerialShareFit
 from accel_demo.lab.scaling.result import GilRow, ScalingResult, ScalingRow
@@ -132,7 +132,7 @@ def draw(result: ScalingResult, path: Path) -> None:
     beside = {"frameon": False, "fontsize": 9, "loc": "center left", "bbox_to_anchor": (1, 0.5)}
     panels["weak"].legend(*zip(*entries, strict=True), **beside)
     panels["threads"].legend(**beside)
-    save(figure, path)
+    save(figure, path, load.warning())
 
 
 def draw_scaling(axis, result: ScalingResult, scaling: str) -> None:

@@ -28,7 +28,7 @@ from accel_demo.config import MODELS, TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.guess import comparison
-from accel_demo.lab import hosts
+from accel_demo.lab import hosts, load
 from accel_demo.lab.measurements import median_interval
 from accel_demo.lab.observed.observation import (
     OF_SCRIPTS,
@@ -37,7 +37,7 @@ from accel_demo.lab.observed.observation import (
     read_command,
     refuse_options,
 )
-from accel_demo.lab.output import write_json
+from accel_demo.lab.output import warn, write_json
 from accel_demo.lab.timeline import merge, recording
 from accel_demo.lab.timeline.findings import findings_of
 from accel_demo.lab.timeline.own import measure_script
@@ -89,6 +89,7 @@ def main_of_script(arguments: list[str]) -> int:
 def show(result: TimelineResult, traces: dict[str, list[dict]], options) -> None:
     """Print the result, and write the files."""
     print(as_text(result))
+    warn("timeline")
     if options.guess is not None:
         hidden = 100 * fmean(rank.hidden_share for rank in result.ranks)
         print(f"\n{comparison(options.guess, hidden, '%')}")
@@ -303,7 +304,7 @@ def write(result: TimelineResult, traces: dict[str, list[dict]], options) -> lis
         if "json" in drafts:
             write_json(drafts["json"], "timeline", result)
         if "plot" in drafts:
-            save(figure_of(result), drafts["plot"])
+            save(figure_of(result), drafts["plot"], load.warning())
         options.output.mkdir(parents=True, exist_ok=True)
         for output, path in options.files.items():
             shutil.copyfile(drafts[output], path)

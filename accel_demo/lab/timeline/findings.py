@@ -16,7 +16,7 @@ KINDS = {
     "small messages": "the gradients are sent in many small messages",
     "reads tensors": "a line reads the value of a tensor in each step",
 }
-DATA_SHARE, MESSAGE_SHARE, RANK_SHARE = 0.25, 0.3, 0.25  # of the step
+DATA_SHARE, MESSAGE_SHARE, RANK_SHARE = 0.3, 0.4, 0.3  # of the step
 LEAST_DATA_MS = 1.0
 MANY_MESSAGES, SMALL_BYTES = 10, 2**20  # buckets of a model, and their mean size
 MOST_STEPS_WITHOUT = 0.1  # of the steps, in which a line does not read a tensor
@@ -28,32 +28,35 @@ def findings_of(
     """Return what makes the steps slow, the gravest first."""
     found = []
     if straggler is not None:
-        found.append(_slow(ranks[straggler]))
+        found.append(_slow(straggler, ranks))
     if len(ranks[0].steps) >= STEPS_NEEDED:
         found += _waits(ranks, found)
     return [*found, *_micro_batches(profiles, ranks), *_buckets(profiles), *_reads(profiles)]
 
 
-def _slow(rank: RankTimeline) -> TimelineFinding:
-    by_data = rank.slower_ms.get("data wait", 0.0)
-    computing = {phase: ms for phase, ms in rank.slower_ms.items() if phase != "data wait"}
-    extra, most = sum(computing.values()), max(computing, key=computing.__getitem__, default="")
-    if by_data > extra:
-        text = f"waits {duration(by_data / 1000)} longer for its data"
-        return TimelineFinding("waits for data", rank.rank, f"{_is_slow(rank)}: it {text}{_EACH}")
-    where = "outside forward, backward and the optimizer" if most == "other" else f"in {most}"
-    text = f"computes {duration(extra / 1000)} longer"
-    where = f", most of it {where}" if len(computing) > 1 else f", {where}"
-    return TimelineFinding(
-        "computes longer", rank.rank, f"{_is_slow(rank)}: it {text}{_EACH}{where}"
-    )
+def _slow(slow: int, ranks: list[RankTimeline]) -> TimelineFinding:
+    """Say how much longer the slow rank computes or waits for data, as the medians show it."""
+    reliable = ranks[slow].slower_ms
+    extra = {
+        phase: ms - median(rank.phases_ms[phase] for rank in ranks if rank.rank != slow)
+        for phase, ms in ranks[slow].phases_ms.items()
+    }
+    by_data = reliable.get("data wait", 0.0)
+    if by_data > sum(reliable.values()) - by_data:
+        kind, where = "waits for data", ""
+        text = f"waits {_ms(extra['data wait'])} longer for its data"
+    else:
+        computing = {phase: extra[phase] for phase in reliable if phase != "data wait"}
+        most = max(computing, key=computing.__getitem__)
+        kind, text = "computes longer", f"computes {_ms(sum(computing.values()))} longer"
+        where = "outside forward, backward and the optimizer" if most == "other" else f"in {most}"
+        where = f", most of it {where}"
+    text = f"rank {slow} is slow: it {text} than the others in each step"
+    return TimelineFinding(kind, slow, text + where)
 
 
-_EACH = " than the others in each step"
-
-
-def _is_slow(rank: RankTimeline) -> str:
-    return f"rank {rank.rank} is slow"
+def _ms(milliseconds: float) -> str:
+    return duration(max(0.0, milliseconds) / 1000)
 
 
 def _waits(ranks: list[RankTimeline], found: list[TimelineFinding]) -> list[TimelineFinding]:
