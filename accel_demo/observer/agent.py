@@ -6,7 +6,8 @@ from . import events, processes
 from .imports import when_imported
 
 INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
-TRACED_STEPS = "ACCEL_DEMO_TRACE"  # environment variable: the number of steps to profile
+# Environment variables: the number of optimizer steps whose time or memory is measured
+TRACED_STEPS, MEASURED_STEPS = "ACCEL_DEMO_TRACE", "ACCEL_DEMO_MEMORY"
 GROUPS = "torch.distributed.distributed_c10d"
 
 
@@ -21,21 +22,24 @@ def start() -> None:
     events.begin(folder or os.environ[events.NODE_FOLDER])
     when_imported(GROUPS, processes.observe_groups)
     when_imported("accelerate", processes.observe_accelerate)
-    if folder and TRACED_STEPS in os.environ:
-        _observe_times()
+    if folder and {TRACED_STEPS, MEASURED_STEPS} & set(os.environ):
+        _observe_steps()
     elif folder:
         _observe_all()
     else:
         when_imported("torch", processes.observe_first_step)
 
 
-def _observe_times() -> None:
-    """Observe only where the time goes. All that takes time itself is left out."""
-    from . import answers, ends, files, tracing
+def _observe_steps() -> None:
+    """Observe only where time or memory goes. All that takes time itself is left out."""
+    from . import answers, ends, files, memory, tracing
 
     ends.watch()
     files.watch()
-    tracing.begin()
+    if TRACED_STEPS in os.environ:
+        tracing.begin(int(os.environ[TRACED_STEPS]))
+    else:
+        memory.begin(int(os.environ[MEASURED_STEPS]))
     when_imported(GROUPS, answers.observe_groups)
     for module in (files, tracing):
         when_imported("torch", module.observe_torch)

@@ -23,6 +23,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from . import ends
 from .events import emit, guarded, is_own_file, line_of_script, mute, path_of
@@ -32,7 +33,7 @@ READS = "item", "tolist", "cpu", "__float__"  # on a GPU, they wait until it has
 _tracer: list["Tracer"] = []  # the tracer of this process, if any
 _models: weakref.WeakSet = weakref.WeakSet()  # the models wrapped in DistributedDataParallel
 _stepping: list = []  # optimizers whose `step` is running, the outermost first
-_safely = functools.partial(guarded, also_if_muted=True)
+safely = functools.partial(guarded, also_if_muted=True)
 
 
 class Tracer:
@@ -52,6 +53,7 @@ class Tracer:
         self.path, self.steps = path, steps
         self.at_first_step, self.ends_run = at_first_step, ends_run
         self.optimizer: weakref.ref | None = None  # the one whose steps are counted
+        self.optimizers: dict[int, Any] = {}  # all of them, by ID
         self.pid = os.getpid()
         self.steps_ended = self.optimizer_steps = self.steps_profiled = 0
         self.own_profilers = self.own_traces = 0  # that the script has begun, and written
@@ -65,7 +67,10 @@ class Tracer:
         self.on_gpu = False
         self.result: dict = {}  # once the profile is complete
 
-    @_safely
+    def after_fork(self) -> "Tracer":
+        return Tracer(path_of("trace"), self.steps, ends_run=True)
+
+    @safely
     def mark(self, phase: str | None) -> str | None:
         """End the current phase, begin `phase` unless it is None, and return the one before."""
         before, self.name = self.name, phase
@@ -75,7 +80,7 @@ class Tracer:
             self.phase.enter_context(sys.modules["torch"].profiler.record_function(phase))
         return before
 
-    @_safely
+    @safely
     def step_ended(self, optimizer) -> None:
         """End a step, and begin the next one."""
         torch = sys.modules["torch"]
@@ -187,15 +192,25 @@ def used(tracer: Tracer):
         _models.clear()
 
 
-def begin() -> None:
-    """Profile as many steps of this process as the environment variable says."""
-    _tracer[:] = [Tracer(path_of("trace"), int(os.environ["ACCEL_DEMO_TRACE"]), ends_run=True)]
+def use(tracer: Tracer) -> None:
+    """Use this tracer in this process from now on."""
+    _tracer[:] = [tracer]
+
+
+def models() -> list:
+    """Return the models wrapped in DistributedDataParallel that have been called."""
+    return list(_models)
+
+
+def begin(steps: int) -> None:
+    """Profile as many steps of this process."""
+    use(Tracer(path_of("trace"), steps, ends_run=True))
     ends.before_end.append(finish)
 
 
 @guarded
 def finish() -> None:
-    if (tracer := _current()) is not None:
+    if (tracer := current()) is not None:
         tracer.finish()
         if not tracer.is_complete and tracer.steps_ended:
             emit("traced", **tracer.describe() | {"trace": ""})
@@ -240,12 +255,12 @@ def observe_torch(torch) -> None:
     worker._worker_loop = quiet_work
 
 
-def _current() -> Tracer | None:
+def current() -> Tracer | None:
     """Return the tracer of this process, a new one after a fork; None if torch is compiling."""
     if not _tracer or sys.modules["torch"].compiler.is_compiling():
         return None
     if _tracer[0].pid != os.getpid():
-        _tracer[:] = [Tracer(path_of("trace"), _tracer[0].steps, ends_run=True)]
+        _tracer[:] = [_tracer[0].after_fork()]
     return _tracer[0]
 
 
@@ -255,7 +270,7 @@ def _around(owner, name: str, hook) -> None:
 
     @functools.wraps(original)
     def observed(*args, **kwargs):
-        if (tracer := _current()) is None:
+        if (tracer := current()) is None:
             return original(*args, **kwargs)
         return hook(tracer, functools.partial(original, *args, **kwargs), *args)
 
@@ -298,11 +313,12 @@ def _optimizer(tracer, call, *inputs):
 
 
 def _before_step(optimizer, args, kwargs) -> None:
-    if (tracer := _current()) is None:
+    if (tracer := current()) is None:
         return
     if optimizer in _stepping:  # its last step has raised an error
         del _stepping[_stepping.index(optimizer) :]
     _stepping.append(optimizer)
+    tracer.optimizers[id(optimizer)] = optimizer
     if len(_stepping) == 1:
         if tracer.may_end_run():
             emit("enough", steps=tracer.steps_ended, line=line_of_script(3))
@@ -311,7 +327,7 @@ def _before_step(optimizer, args, kwargs) -> None:
 
 
 def _after_step(optimizer, args, kwargs) -> None:
-    if (tracer := _current()) is None or optimizer not in _stepping:
+    if (tracer := current()) is None or optimizer not in _stepping:
         return
     del _stepping[_stepping.index(optimizer) :]
     if not _stepping:

@@ -1,9 +1,14 @@
-"""Compare the predicted and measured memory of a training step: nn.DataParallel, DDP and FSDP2.
+"""Show what uses the memory of a training step, in your script or in our models.
 
-accel-demo memory
+accel-demo memory -- torchrun --nproc-per-node 2 train.py
 accel-demo memory --model resnet18 --optimizer sgd --plot memory.svg
 
-"predicted" is calculated from tensor shapes alone. "counted" is the total size of the live tensors
+With a script, or a command after --, it runs the script unchanged and without GPUs, ends it after a
+few optimizer steps, and prints what each rank holds, and what each of N devices would hold with
+DDP, ZeRO and FSDP2. Files that it overwrites are put back.
+
+Otherwise, it compares predicted and measured memory of our models with nn.DataParallel, DDP and
+FSDP2. "predicted" is calculated from tensor shapes alone. "counted" is the total size of the live tensors
 in a training step. "measured" is the growth of the process's resident memory. On GPUs, it is the
 growth of the memory that PyTorch has allocated. On the CPU, the devices of nn.DataParallel cannot
 be measured separately, because they belong to the same process.
@@ -16,12 +21,19 @@ from accel_demo.anatomy.memory import OPTIMIZERS
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
 from accel_demo.guess import comparison
-from accel_demo.lab.memory import tables
+from accel_demo.lab.memory import own, tables
 from accel_demo.lab.memory.formula import STRATEGIES
 from accel_demo.lab.memory.measure import measure_each
 from accel_demo.lab.memory.result import MemoryResult, memory_result
+from accel_demo.lab.observed.observation import (
+    OF_SCRIPTS,
+    add_options,
+    is_about_a_script,
+    read_command,
+    refuse_options,
+)
 from accel_demo.lab.output import write_outputs
-from accel_demo.options import command_parser
+from accel_demo.options import Parser, command_parser
 from accel_demo.processes.devices import own_device
 from accel_demo.processes.group import PRELOADED, results_by_rank
 from accel_demo.processes.launch import start_preloading
@@ -30,7 +42,12 @@ BATCH_SIZE, QUICK_BATCH_SIZE = 32, 2  # images per device
 OPTIMIZER, QUICK_OPTIMIZER = "adamw", "sgd"
 
 
+OF_OUR_MODELS = ["model", "optimizer", "batch_size", "guess"]
+
+
 def main(arguments: list[str]) -> int:
+    if is_about_a_script(arguments):
+        return main_of_script(arguments)
     options = read(arguments)
     choices = (options.model, options.optimizer, options.processes, options.batch_size)
     data_parallel, *distributed = STRATEGIES
@@ -50,6 +67,19 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def main_of_script(arguments: list[str]) -> int:
+    """Show the memory of the reader's script."""
+    parser = make_parser()
+    options = read_command(parser, arguments, "memory")
+    refuse_options(parser, options, OF_OUR_MODELS, "our own models")
+    if options.devices is not None and not 2 <= options.devices <= 100_000:
+        raise UserError(f"--devices must be from 2 to 100000, got {options.devices}")
+    result = own.measure_script(options)
+    print(own.as_text(result))
+    write_outputs(options, "memory", result, tables.draw_own)
+    return 0
+
+
 def bytes_per_parameter(result: MemoryResult) -> float:
     """Return the counted bytes per parameter on rank 0 of DDP, without activations.
 
@@ -60,8 +90,7 @@ def bytes_per_parameter(result: MemoryResult) -> float:
     return sum(size for kind, size in sizes.items() if kind != "activations") / result.parameters
 
 
-def read(arguments: list[str]):
-    """Return the options. Raises `UserError` if --batch-size is too small for the model."""
+def make_parser() -> Parser:
     quick = f"use {QUICK_BATCH_SIZE} images per device, not {BATCH_SIZE}, and {QUICK_OPTIMIZER}"
     parser = command_parser("memory", __doc__, quick=quick)
     parser.add_processes(2, "number of ranks (DDP, FSDP2) or devices (nn.DataParallel)")
@@ -70,7 +99,17 @@ def read(arguments: list[str]):
     parser.add_option("--optimizer", OPTIMIZER, "the optimizer", **choices)
     parser.add_option("--batch-size", BATCH_SIZE, "images per device", quick=QUICK_BATCH_SIZE)
     parser.add_guess("bytes per parameter on a rank of DDP, without activations")
+    help = "your script: number of devices for the formulas (default: its processes, at least 2)"
+    parser.add_argument("--devices", type=int, metavar="N", help=help)
+    add_options(parser)
+    return parser
+
+
+def read(arguments: list[str]):
+    """Return the options. Raises `UserError` if --batch-size is too small for the model."""
+    parser = make_parser()
     options = parser.parse_args(arguments)
+    refuse_options(parser, options, [*OF_SCRIPTS, "devices"], "your own script")
     least = 2 if options.model.startswith("resnet") else 1  # BatchNorm on 1×1 maps needs 2 images
     if options.batch_size < least:
         raise UserError(

@@ -1,10 +1,13 @@
 """Print and draw the result of `accel-demo memory`."""
 
+import shlex
 from pathlib import Path
 
 from accel_demo import show
 from accel_demo.lab import load
+from accel_demo.lab.memory import own
 from accel_demo.lab.memory.formula import KINDS, formula_of
+from accel_demo.lab.memory.own import OwnMemoryResult
 from accel_demo.lab.memory.result import MemoryResult, MemoryRow
 from accel_demo.wording import byte_size, counted
 
@@ -60,6 +63,33 @@ def _cells(row: MemoryRow, optimizer: str) -> list[list[str]]:
 
 def _mib(size: int | None) -> str:
     return "–" if size is None else f"{size / MIB:.2f}"
+
+
+def draw_own(result: OwnMemoryResult, path: Path) -> None:
+    """Draw a stacked bar for each rank of a script, and one for each strategy."""
+    rows = [(f"rank {rank.rank}", rank.kinds, rank.peak) for rank in result.ranks]
+    rows += [
+        (f"{each.strategy}\n{result.devices} devices", each.kinds, each.peak)
+        for each in result.strategies
+    ]
+    figure = show.new_figure(9.5, 1.8 + 0.5 * len(rows))
+    axes = figure.subplots()
+    for index, (_, kinds, peak) in enumerate(rows):
+        low = 0.0
+        for kind, color in zip(own.KINDS, show.COLORS, strict=False):
+            size, label = kinds[kind] / MIB, None if index else kind
+            axes.barh(index, size, 0.6, left=low, color=color, label=label, edgecolor="white")
+            low += size
+        label = None if index else "peak of a step: not all at once"
+        axes.plot([peak / MIB] * 2, [index - 0.4, index + 0.4], color="black", label=label)
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=9)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.axhline(len(result.ranks) - 0.5, color="#57606a", linewidth=0.8)
+    axes.set_xlabel("MiB; above the line: measured, below it: by formula", fontsize=9)
+    axes.set_title(shlex.join(result.command_line)[-80:], fontsize=10, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
+    show.save(figure, path, load.warning())
 
 
 def draw(result: MemoryResult, path: Path) -> None:

@@ -149,7 +149,7 @@ def refuse_options(parser: Parser, options, names: list[str], subject: str) -> N
         defaults = parser.get_default(name), *parser.quick_defaults.get(name, ())
         if getattr(options, name) not in defaults:
             flag = f"--{name.replace('_', '-')}"
-            if names is OF_SCRIPTS:
+            if "timeout" in names:
                 raise UserError(f"{flag} is about {subject}: put -- and its command at the end")
             raise UserError(f"{flag} is about {subject}: leave it out, or the command")
 

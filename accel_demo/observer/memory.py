@@ -1,0 +1,219 @@
+"""Measure the memory of some optimizer steps of a script.
+
+On a CPU, it is the resident memory that belongs to the process alone, in Linux, and on a GPU what
+PyTorch has allocated. The hooks are those of tracing.py.
+"""
+
+import ctypes
+import gc
+import sys
+from contextlib import suppress
+
+from . import ends, tracing
+from .events import emit, guarded, path_of
+from .tracing import Tracer
+
+STEPS_BEFORE = 3  # DDP rebuilds its buckets, and the optimizer creates its state
+MMAP_BYTES = 64 * 1024  # larger allocations are returned to the system as soon as they are freed
+STATUS, CLEAR = "/proc/self/status", "/proc/self/clear_refs"
+SNAPSHOT = "snapshot.pickle"  # of a GPU, for https://docs.pytorch.org/memory_viz
+
+
+class Meter(Tracer):
+    """Records the memory at the beginning and the end of the phases of each step."""
+
+    def __init__(self, path: str, steps: int):
+        super().__init__(path, steps, ends_run=True)
+        self.base: int | None = None  # bytes before the first forward pass of a step
+        self.before_forward = self.activations = self.backwards = 0
+        self.of_files: int | None = None  # resident bytes of files, which the peak contains
+
+    def after_fork(self) -> "Meter":
+        return Meter(path_of("memory"), self.steps)
+
+    @tracing.safely
+    def mark(self, phase: str | None) -> str | None:
+        """Record the bytes at the beginning of a phase, without those of the gradients."""
+        before, self.name = self.name, phase
+        if self.steps_ended < STEPS_BEFORE or phase not in ("forward", "backward"):
+            return before
+        gradients = [each.grad for each in self.parameters() if each.grad is not None]
+        used = self.used() - bytes_of(gradients)
+        if phase == "forward" and before != "forward":
+            self.before_forward = used
+            if self.base is None:
+                self.base = used
+                self.reset_peak()
+        elif phase == "backward" and self.base is not None:
+            self.backwards += 1
+            self.activations = max(self.activations, used - self.before_forward)
+        return before
+
+    def advance(self, torch) -> None:
+        """Record the bytes of a step: those before it, and how many more it needs."""
+        if self.base is not None:
+            peak = self.peak()
+            emit(
+                "memory",
+                step=self.steps_ended,
+                base=self.base,
+                activations=self.activations,
+                backwards=self.backwards,
+                peak=None if peak is None else peak - self.base,
+            )
+            self.steps_profiled += 1
+        self.base, self.activations, self.backwards = None, 0, 0
+        if self.steps_profiled == self.steps:
+            self.is_complete = True
+            self.finish()
+
+    def finish(self) -> None:
+        if self.steps_profiled and not self.result:
+            self.result = self.describe() | self.state()
+            emit("state", **self.result)
+
+    def used(self) -> int:
+        """Return the bytes that this process uses now."""
+        torch = sys.modules["torch"]
+        if self.on_gpu:
+            return torch.cuda.memory_allocated()
+        return _status("RssAnon")
+
+    def peak(self) -> int | None:
+        """Return the most bytes since the last call of `reset_peak`, or None if it is unknown."""
+        torch = sys.modules["torch"]
+        if self.on_gpu:
+            return torch.cuda.max_memory_allocated()
+        return _status("VmHWM") - self.of_files if self.of_files is not None else None
+
+    def reset_peak(self) -> None:
+        torch = sys.modules["torch"]
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            return
+        self.of_files = None
+        with suppress(OSError):  # not Linux, or not permitted
+            with open(CLEAR, "w") as file:
+                file.write("5")  # https://docs.kernel.org/filesystems/proc.html
+            self.of_files = _status("VmRSS") - _status("RssAnon")
+
+    def parameters(self) -> list:
+        """Return all parameters of the optimizers, each once."""
+        found = {
+            id(each): each
+            for optimizer in self.optimizers.values()
+            for group in optimizer.param_groups
+            for each in group["params"]
+        }
+        return list(found.values())
+
+    def state(self) -> dict:
+        """Return the bytes of the tensors that stay between steps: on this rank, and of all."""
+        torch = sys.modules["torch"]
+        trained = self.parameters()
+        models = _models_of(trained)
+        parameters = list({id(p): p for model in models for p in model.parameters()}.values())
+        states = [
+            value
+            for optimizer in self.optimizers.values()
+            for values in optimizer.state.values()
+            if isinstance(values, dict)
+            for value in values.values()
+            if isinstance(value, torch.Tensor)
+        ]
+        parameters = parameters or trained
+        return {
+            "parameters": bytes_of(parameters),
+            "all_parameters": whole_bytes_of(parameters),
+            "trained": bytes_of(trained),
+            "all_trained": whole_bytes_of(trained),
+            "optimizer_state": bytes_of(states),
+            "all_optimizer_state": whole_bytes_of(states),
+            "largest_block": max((largest_block(model) for model in models), default=0),
+            "is_sharded": any(hasattr(each, "to_local") for each in parameters),
+            "view_of_buckets": any(model.gradient_as_bucket_view for model in tracing.models()),
+            "optimizers": [type(each).__name__ for each in self.optimizers.values()],
+        }
+
+
+def bytes_of(tensors) -> int:
+    """Return the bytes of the storages of these tensors on this rank, each counted once."""
+    found = {}
+    for each in tensors:
+        local = each.to_local() if hasattr(each, "to_local") else each
+        storage = local.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+def whole_bytes_of(tensors) -> int:
+    """Return the bytes of these tensors, also of the parts that are on other ranks."""
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
+def largest_block(model) -> int:
+    """Return the bytes of the parameters of the largest block.
+
+    Blocks are the children of a list or sequence of modules of one class, as in a transformer. A
+    model without them is made of its layers.
+    """
+    lists = (sys.modules["torch"].nn.ModuleList, sys.modules["torch"].nn.Sequential)
+    blocks = [
+        whole_bytes_of(child.parameters())
+        for module in model.modules()
+        if isinstance(module, lists) and len(module) > 1 and len({type(c) for c in module}) == 1
+        for child in module
+    ]
+    layers = [whole_bytes_of(each.parameters(recurse=False)) for each in model.modules()]
+    return max(blocks or layers)
+
+
+def _models_of(parameters: list) -> list:
+    """Return the outermost modules that contain one of the parameters, without wrappers' copies."""
+    module_type, ids = sys.modules["torch"].nn.Module, {id(each) for each in parameters}
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, module_type)}
+    modules = [each for each in objects if type(each) in kinds]
+    inner = {id(child) for module in modules for child in module.children()}
+    return [
+        module
+        for module in modules
+        if id(module) not in inner and any(id(each) in ids for each in module.parameters())
+    ]
+
+
+def _status(key: str) -> int:
+    """Return a value of /proc/self/status in bytes, after freed memory was returned."""
+    with suppress(AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    try:
+        with open(STATUS) as file:
+            for line in file:
+                if line.startswith(key):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def begin(steps: int) -> None:
+    """Measure as many steps of this process."""
+    _return_freed_memory()
+    tracing.use(Meter(path_of("memory"), steps))
+    ends.before_end.append(finish)
+
+
+@guarded
+def finish() -> None:
+    if (meter := tracing.current()) is not None:
+        meter.finish()
+
+
+def _return_freed_memory() -> None:
+    """Make the C library return each large allocation to the system as soon as it is freed.
+
+    Only glibc has this option. Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
+    """
+    with suppress(AttributeError, TypeError):  # no mallopt on macOS
+        for option in (-3, -1):  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in malloc.h
+            ctypes.CDLL(None).mallopt(option, MMAP_BYTES)
