@@ -55,6 +55,7 @@ def _observe_all() -> None:
         loaders,
         metrics,
         models,
+        parity,
         randomness,
         saves,
         schedules,
@@ -82,6 +83,8 @@ def _observe_all() -> None:
         when_imported("torch", module.observe_torch)
     for module in (training, schedules, metrics):
         when_imported("accelerate", module.observe_accelerate)
+    if parity.FACTOR in os.environ:
+        when_imported("torch", parity.observe_torch)
     when_imported("accelerate.data_loader", loaders.observe_dispatcher)
     when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", weights.observe_fsdp)
     when_imported("torch.distributed.fsdp.sharded_grad_scaler", clipping.observe_sharded_scaler)

@@ -37,7 +37,9 @@ class Meter(Tracer):
         before, self.name = self.name, phase
         if self.steps_ended < STEPS_BEFORE or phase not in ("forward", "backward"):
             return before
-        gradients = [each.grad for each in self.parameters() if each.grad is not None]
+        gradients = [
+            each.grad for each in parameters_of(self.optimizers.values()) if each.grad is not None
+        ]
         used = self.used() - bytes_of(gradients)
         if phase == "forward" and before != "forward":
             self.before_forward = used
@@ -97,21 +99,11 @@ class Meter(Tracer):
                 file.write("5")  # https://docs.kernel.org/filesystems/proc.html
             self.of_files = _status("VmRSS") - _status("RssAnon")
 
-    def parameters(self) -> list:
-        """Return all parameters of the optimizers, each once."""
-        found = {
-            id(each): each
-            for optimizer in self.optimizers.values()
-            for group in optimizer.param_groups
-            for each in group["params"]
-        }
-        return list(found.values())
-
     def state(self) -> dict:
         """Return the bytes of the tensors that stay between steps: on this rank, and of all."""
         torch = sys.modules["torch"]
-        trained = self.parameters()
-        models = _models_of(trained)
+        trained = parameters_of(self.optimizers.values())
+        models = models_of(trained)
         parameters = list({id(p): p for model in models for p in model.parameters()}.values())
         states = [
             value
@@ -134,6 +126,17 @@ class Meter(Tracer):
             "view_of_buckets": any(model.gradient_as_bucket_view for model in tracing.models()),
             "optimizers": [type(each).__name__ for each in self.optimizers.values()],
         }
+
+
+def parameters_of(optimizers) -> list:
+    """Return all parameters of the optimizers, each once."""
+    found = {
+        id(each): each
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for each in group["params"]
+    }
+    return list(found.values())
 
 
 def bytes_of(tensors) -> int:
@@ -168,7 +171,7 @@ def largest_block(model) -> int:
     return max(blocks or layers)
 
 
-def _models_of(parameters: list) -> list:
+def models_of(parameters: list) -> list:
     """Return the outermost modules that contain one of the parameters, without wrappers' copies."""
     module_type, ids = sys.modules["torch"].nn.Module, {id(each) for each in parameters}
     objects = gc.get_objects()

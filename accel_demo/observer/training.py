@@ -28,6 +28,11 @@ _accumulation = {"steps": 1}  # micro-batches per step, inside `accelerator.accu
 _stepping: list = []  # optimizers whose `step` is running, the outermost first
 
 
+def stepping() -> list:
+    """Return the optimizers whose `step` is running, the outermost first."""
+    return _stepping
+
+
 def observe_torch(torch) -> None:
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
@@ -157,14 +162,14 @@ def _after_step(optimizer, args, kwargs) -> None:
         parameters=len(parameters),
         scale=window.scale,
         without_gradient=[n for n, each in enumerate(parameters) if each.grad is None],
-        settings=[_settings(group) for group in optimizer.param_groups[:MOST_GROUPS]],
+        settings=[settings_of(group) for group in optimizer.param_groups[:MOST_GROUPS]],
         **window.at_step,
     )
     window.reset()
     window.gradients = _versions(optimizer)
 
 
-def _settings(group: dict) -> dict:
+def settings_of(group: dict) -> dict:
     """Return the settings of a parameter group that are numbers, such as its learning rate."""
     torch = sys.modules["torch"]
     values = {

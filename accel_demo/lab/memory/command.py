@@ -8,10 +8,10 @@ few optimizer steps, and prints what each rank holds, and what each of N devices
 DDP, ZeRO and FSDP2. Files that it overwrites are put back.
 
 Otherwise, it compares predicted and measured memory of our models with nn.DataParallel, DDP and
-FSDP2. "predicted" is calculated from tensor shapes alone. "counted" is the total size of the live tensors
-in a training step. "measured" is the growth of the process's resident memory. On GPUs, it is the
-growth of the memory that PyTorch has allocated. On the CPU, the devices of nn.DataParallel cannot
-be measured separately, because they belong to the same process.
+FSDP2. "predicted" is calculated from tensor shapes alone. "counted" is the total size of the live
+tensors in a training step. "measured" is the growth of the process's resident memory. On GPUs, it
+is the growth of the memory that PyTorch has allocated. On the CPU, the devices of nn.DataParallel
+cannot be measured separately, because they belong to the same process.
 """
 
 from tqdm import tqdm

@@ -1,6 +1,7 @@
 """Measure the memory of the reader's script, and calculate what it would need on more devices."""
 
 import shlex
+import textwrap
 from dataclasses import dataclass
 from statistics import median
 
@@ -202,8 +203,8 @@ def as_text(result: OwnMemoryResult) -> str:
         "buckets.",
         f"MiB on each of {result.devices} devices, by formula (--devices N for another number):",
         table(["strategy", *KINDS, "peak"], formula),
-        LEFT_OUT,
-        *[f"**{finding}**" for finding in result.findings],
+        textwrap.fill(LEFT_OUT, 100),
+        *[f"**{textwrap.fill(finding, 96)}**" for finding in result.findings],
     ]
     return "\n\n".join(parts)
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import zlib
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -175,6 +177,20 @@ class Rank:
             for event in self.of("pass")
             if event["loader"] == loader and event["number"] == number
         )
+
+
+def batches_of(rank: Rank, loader: int) -> list[dict]:
+    """Return the events of the batches that a rank has received from a loader."""
+    given = [each for each in rank.of("given") if each["loader"] == loader]
+    return given or [each for each in rank.of("batch") if each["loader"] == loader]
+
+
+def contents(batch: dict) -> list[int]:
+    """Return a checksum for each sample of a batch, over all its tensors."""
+    columns = batch.get("samples") or [[]]
+    length = Counter(map(len, columns)).most_common(1)[0][0]
+    rows = zip(*(column for column in columns if len(column) == length), strict=True)
+    return [zlib.crc32(repr(row).encode()) for row in rows]
 
 
 def read_launches(folder: Path, hang: bool = False) -> list[list[Rank]]:

@@ -1,9 +1,15 @@
-"""Train a few steps with each version of the training loop and compare the weights bit by bit.
+"""Compare one process with several, step by step: your script, or our four training loops.
 
-accel-demo parity
+accel-demo parity -- torchrun --nproc-per-node 2 train.py --batch-size 16
 accel-demo parity --processes 1,2,3 --model tiny_cnn
 
-On one process, train.py is compared with train_plain.py, train_dp.py and train_ddp.py. On several
+With a script, or a command after --, it runs the script in several processes and in one, unchanged
+and without GPUs, with the same global batch and the same seed, and names what differs first: the
+samples, the loss, the gradients, the learning rate, the weights or a buffer. The batches are made
+larger in the one process: by the observer, or with the flag that --batch-flag names.
+
+Otherwise, it trains with each version of our training loop, and compares the weights bit by bit. On
+one process, train.py is compared with train_plain.py, train_dp.py and train_ddp.py. On several
 processes, it is compared with train_ddp.py, and with two runs of train.py on one process that have
 the same global batch: one accumulates smaller batches, the other uses one large batch. All runs
 read the same images in the same order, and cuDNN is deterministic. The exit code is 1 if the
@@ -16,18 +22,31 @@ from pathlib import Path
 from accel_demo.config import MODELS, OPTIMIZERS, TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
+from accel_demo.lab.observed.observation import (
+    OF_SCRIPTS,
+    add_options,
+    add_processes,
+    is_about_a_script,
+    read_command,
+    refuse_options,
+)
 from accel_demo.lab.output import write_outputs
-from accel_demo.lab.parity import tables
+from accel_demo.lab.parity import own, tables
 from accel_demo.lab.parity.pairs import ParityResult, compare_pairs, plan
 from accel_demo.lab.parity.runs import train_all
-from accel_demo.options import command_parser
+from accel_demo.options import Parser, command_parser
 
 STEPS, QUICK_STEPS = 8, 4
 PEAK_LEARNING_RATE = {"sgd": 0.1, "adamw": 0.01, "adam": 0.01}
 
 
+OF_OUR_LOOPS = ["model", "optimizer", "batch_size"]
+
+
 def main(arguments: list[str]) -> int:
-    """Print how much the weights differ. Return 1 if that is more than promised, otherwise 0."""
+    """Print how much the runs differ. Return 1 if that is more than promised, otherwise 0."""
+    if is_about_a_script(arguments):
+        return main_of_script(arguments)
     options, config = read(arguments)
     pairs = plan(options.processes, options.batch_size)
     runs = dict.fromkeys(run for pair in pairs for run in (pair.first, pair.second))  # unique runs
@@ -40,20 +59,43 @@ def main(arguments: list[str]) -> int:
     return 0 if all(row.keeps_promise for row in rows) else 1
 
 
+def main_of_script(arguments: list[str]) -> int:
+    """Compare the reader's script in one process and in several."""
+    parser = make_parser(of_script=True)
+    options = read_command(parser, arguments, "parity")
+    refuse_options(parser, options, OF_OUR_LOOPS, "our own loops")
+    result = own.compare_script(options)
+    print(own.as_text(result))
+    write_outputs(options, "parity", result, tables.draw_own)
+    return int(result.kind is not None)
+
+
+def make_parser(of_script: bool = False) -> Parser:
+    parser = command_parser("parity", __doc__, quick=f"train for {QUICK_STEPS} steps, not {STEPS}")
+    if of_script:
+        add_processes(parser)
+    else:
+        parser.add_process_counts("process counts to compare; for your script, one number")
+    parser.add_option("--steps", STEPS, "optimizer steps in each run", quick=QUICK_STEPS, least=1)
+    parser.add_option("--model", "small_cnn", "the model to train", choices=MODELS)
+    help = "the optimizer; sgd keeps rounding errors small"
+    parser.add_option("--optimizer", "sgd", help, choices=OPTIMIZERS)
+    parser.add_option("--batch-size", 32, "images per process and micro-batch")
+    help = "your script: the flag of its batch size, for example --batch-flag=--batch-size"
+    parser.add_argument("--batch-flag", metavar="FLAG", help=help)
+    add_options(parser)
+    return parser
+
+
 def read(arguments: list[str]):
     """Return the options, and the settings that all runs have in common.
 
     The settings make the training set large enough that no run begins a second epoch. Raises
     `UserError` if the options are invalid.
     """
-    parser = command_parser("parity", __doc__, quick=f"train for {QUICK_STEPS} steps, not {STEPS}")
-    parser.add_process_counts("process counts to compare")
-    parser.add_option("--steps", STEPS, "optimizer steps in each run", quick=QUICK_STEPS, least=1)
-    parser.add_option("--model", "small_cnn", "the model to train", choices=MODELS)
-    help = "the optimizer; sgd keeps rounding errors small"
-    parser.add_option("--optimizer", "sgd", help, choices=OPTIMIZERS)
-    parser.add_option("--batch-size", 32, "images per process and micro-batch")
+    parser = make_parser()
     options = parser.parse_args(arguments)
+    refuse_options(parser, options, [*OF_SCRIPTS, "batch_flag"], "your own script")
     config = TrainConfig(
         model=options.model,
         optimizer=options.optimizer,

@@ -1,8 +1,10 @@
 """Print and draw the result of `accel-demo parity`."""
 
+import textwrap
 from pathlib import Path
 
 from accel_demo import show
+from accel_demo.lab.parity.own import OwnParityResult
 from accel_demo.lab.parity.pairs import BOUND, NOTHING, SAME_BITS, ParityResult, ParityRow
 from accel_demo.wording import counted
 
@@ -28,6 +30,28 @@ def text(result: ParityResult) -> str:
     if broken:
         verdict = f"{len(broken)} of {len(promised)} promises are broken: {'; '.join(broken)}."
     return f"{_title(result)}\n\n{show.table(HEAD, cells)}\n{notes}\n\n{verdict}"
+
+
+def draw_own(result: OwnParityResult, path: Path) -> None:
+    """Draw how much the gradients and the weights of a script differ in each step."""
+    figure = show.new_figure(8, 3.6)
+    axes = figure.subplots()
+    steps = [row.step for row in result.steps]
+    for name, values, color in (
+        ("gradients, relative to their size", [row.gradients for row in result.steps], 0),
+        ("weights, relative to how far they have moved", [row.weights for row in result.steps], 1),
+    ):
+        shown = [min(max(value, 1e-9), 1e3) for value in values]
+        axes.plot(steps, shown, "o-", color=show.COLORS[color], label=name)
+    if result.first_step:
+        axes.axvline(result.first_step, color=show.COLORS[3], linestyle="--", label="differs first")
+    axes.set_yscale("log")
+    axes.set(xlabel="optimizer step", ylabel="difference")
+    axes.set_xticks(steps)
+    axes.set_title(textwrap.fill(result.text, 90), fontsize=10, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
+    show.save(figure, path)
 
 
 def draw(result: ParityResult, path: Path) -> None:

@@ -1,12 +1,11 @@
 """Find out which rank of an observed script has read which sample of each of its loaders."""
 
-import zlib
 from collections import Counter
 from dataclasses import dataclass
 
 from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.places import short_path, text_of
-from accel_demo.lab.observed.ranks import Rank
+from accel_demo.lab.observed.ranks import Rank, batches_of, contents
 from accel_demo.lab.shards.reading import (
     Batches,
     EpochReads,
@@ -60,7 +59,7 @@ def loaders_of(evidence: Evidence) -> list[OwnLoader]:
 
 def _loader(ranks: list[Rank], number: int) -> OwnLoader:
     begun = [each for rank in ranks for each in rank.of("pass") if each["loader"] == number]
-    about, events = begun[0], [_batches_of(rank, number) for rank in ranks]
+    about, events = begun[0], [batches_of(rank, number) for rank in ranks]
     known = [event for batches in events for event in batches]
     # Equal indices mean equal samples only in equal datasets, not in parts of one.
     data = {each["identity"] for each in begun}
@@ -81,26 +80,12 @@ def _loader(ranks: list[Rank], number: int) -> OwnLoader:
     return OwnLoader(name, samples, by_content, trains, epochs, findings)
 
 
-def _batches_of(rank: Rank, loader: int) -> list[dict]:
-    """Return the events of the batches that a rank has received from a loader."""
-    given = [each for each in rank.of("given") if each["loader"] == loader]
-    return given or [each for each in rank.of("batch") if each["loader"] == loader]
-
-
 def _ids(batches: list[dict], number: int, ids: dict[int, int] | None) -> Batches:
     """Return the samples of one pass, batch by batch. `ids` numbers contents, or is None."""
     own = [batch for batch in batches if batch["number"] == number]
     if ids is None:
         return [batch["indices"] for batch in own]
     return [[ids.setdefault(each, len(ids)) for each in contents(batch)] for batch in own]
-
-
-def contents(batch: dict) -> list[int]:
-    """Return a checksum for each sample of a batch, over all its tensors."""
-    columns = batch.get("samples") or [[]]
-    length = Counter(map(len, columns)).most_common(1)[0][0]
-    rows = zip(*(column for column in columns if len(column) == length), strict=True)
-    return [zlib.crc32(repr(row).encode()) for row in rows]
 
 
 def _is_complete(ranks: list[Rank], loader: int, number: int) -> bool:

@@ -49,7 +49,7 @@ if "--sgd" in sys.argv:
 else:
     optimizer = torch.optim.AdamW(model.parameters())
 data = TensorDataset(torch.randn(4096, 384), torch.randint(0, 10, (4096,)))
-for epoch in range(3):
+for _ in range(3):
     for inputs, labels in DataLoader(data, 256):
         loss = torch.nn.functional.cross_entropy(model(inputs), labels)
         loss.backward()
