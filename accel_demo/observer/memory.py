@@ -16,7 +16,7 @@ from .tracing import Tracer
 STEPS_BEFORE = 3  # DDP rebuilds its buckets, and the optimizer creates its state
 MMAP_BYTES = 64 * 1024  # larger allocations are returned to the system as soon as they are freed
 STATUS, CLEAR = "/proc/self/status", "/proc/self/clear_refs"
-SNAPSHOT = "snapshot.pickle"  # of a GPU, for https://docs.pytorch.org/memory_viz
+MOST_EVENTS = 100_000  # allocations in the snapshot of a GPU
 
 
 class Meter(Tracer):
@@ -46,6 +46,8 @@ class Meter(Tracer):
             if self.base is None:
                 self.base = used
                 self.reset_peak()
+                if self.on_gpu and not self.steps_profiled:
+                    sys.modules["torch"].cuda.memory._record_memory_history(max_entries=MOST_EVENTS)
         elif phase == "backward" and self.base is not None:
             self.backwards += 1
             self.activations = max(self.activations, used - self.before_forward)
@@ -71,8 +73,17 @@ class Meter(Tracer):
 
     def finish(self) -> None:
         if self.steps_profiled and not self.result:
-            self.result = self.describe() | self.state()
+            self.result = self.describe() | self.state() | {"snapshot": self.snapshot()}
             emit("state", **self.result)
+
+    def snapshot(self) -> str:
+        """Write the allocations of a GPU, for https://pytorch.org/memory_viz, or return ""."""
+        if not self.on_gpu:
+            return ""
+        cuda = sys.modules["torch"].cuda
+        cuda.memory._dump_snapshot(path_of("snapshot"))
+        cuda.memory._record_memory_history(enabled=None)
+        return path_of("snapshot")
 
     def used(self) -> int:
         """Return the bytes that this process uses now."""

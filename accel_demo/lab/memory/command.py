@@ -14,6 +14,8 @@ is the growth of the memory that PyTorch has allocated. On the CPU, the devices 
 cannot be measured separately, because they belong to the same process.
 """
 
+from pathlib import Path
+
 from tqdm import tqdm
 
 from accel_demo.anatomy import gil
@@ -101,6 +103,10 @@ def make_parser() -> Parser:
     parser.add_guess("bytes per parameter on a rank of DDP, without activations")
     help = "your script: number of devices for the formulas (default: its processes, at least 2)"
     parser.add_argument("--devices", type=int, metavar="N", help=help)
+    help = "your script on GPUs: folder for the snapshot of each (default: runs/memory)"
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/memory"), metavar="FOLDER", help=help
+    )
     add_options(parser)
     return parser
 
@@ -109,7 +115,7 @@ def read(arguments: list[str]):
     """Return the options. Raises `UserError` if --batch-size is too small for the model."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    refuse_options(parser, options, [*OF_SCRIPTS, "devices"], "your own script")
+    refuse_options(parser, options, [*OF_SCRIPTS, "devices", "output"], "your own script")
     least = 2 if options.model.startswith("resnet") else 1  # BatchNorm on 1×1 maps needs 2 images
     if options.batch_size < least:
         raise UserError(

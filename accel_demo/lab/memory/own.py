@@ -1,6 +1,7 @@
 """Measure the memory of the reader's script, and calculate what it would need on more devices."""
 
 import shlex
+import shutil
 import textwrap
 from dataclasses import dataclass
 from statistics import median
@@ -77,7 +78,12 @@ class OwnMemoryResult:
 def measure_script(options) -> OwnMemoryResult:
     """Measure the reader's command. Raises `UserError` if it makes too few optimizer steps."""
     steps = QUICK_STEPS if options.quick else STEPS
-    evidence = observe(options, "memory", {MEASURED_STEPS: str(steps)}).evidence
+    limits = {MEASURED_STEPS: str(steps)}
+    return observe(options, "memory", limits, lambda evidence: read(evidence, options)).content
+
+
+def read(evidence: Evidence, options) -> OwnMemoryResult:
+    """Return the result, and copy the snapshots of GPUs to `options.output`."""
     if evidence.hang or evidence.out_of_time:
         say(f"the script {'hangs' if evidence.hang else 'took too long'}, so it was ended")
     states = [rank.first("state") for rank in evidence.ranks]
@@ -88,6 +94,13 @@ def measure_script(options) -> OwnMemoryResult:
             f"the script has made too few optimizer steps to measure any ({made}), and has ended "
             f"with exit code {evidence.exit_code}: {last}"
         )
+    for rank in evidence.ranks:
+        if not (snapshot := (rank.first("state") or {})["snapshot"]):
+            continue
+        options.output.mkdir(parents=True, exist_ok=True)
+        target = options.output / f"rank-{rank.number}.pickle"
+        shutil.copyfile(snapshot, target)
+        say(f"wrote {target}: open it in https://pytorch.org/memory_viz")
     return result_of(evidence, options.command, options.devices)
 
 

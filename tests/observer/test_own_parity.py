@@ -1,0 +1,207 @@
+"""Test which first difference `accel-demo parity` names between two runs of a script."""
+
+import pytest
+
+from accel_demo.errors import UserError
+from accel_demo.lab.observed.ranks import Rank
+from accel_demo.lab.parity.command import main
+from accel_demo.lab.parity.own import (
+    Run,
+    compare,
+    factor_of,
+    samples_of,
+    single_command,
+    with_batch_flag,
+)
+from tests.observer.test_checks import observe
+
+# Trains for three steps, in one process or in several.
+SCRIPT = """
+import os, random, numpy, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+data = TensorDataset(torch.arange(48.0).reshape(24, 2) / 48, torch.arange(24) % 3)
+first, last = torch.nn.Linear(2, 8), torch.nn.Linear(8, 3)
+model = torch.nn.Sequential(first, torch.nn.Dropout(0.5), NORM, last)
+model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for inputs, labels in DataLoader(data, 4, sampler=DistributedSampler(data)):
+    loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+RUN = "-m torch.distributed.run"
+LIMITS = {
+    "ACCEL_DEMO_AUDIT_STEPS": "3",
+    "ACCEL_DEMO_AUDIT_BATCHES": "0",
+    "ACCEL_DEMO_AUDIT_EPOCHS": "1000000",
+}
+
+
+def test_a_real_script_is_equal_and_batch_norm_is_named(tmp_path):
+    """Two processes with batches of 4 are compared with two that have batches of 8, on rank 0."""
+    for norm, kind in (("torch.nn.ReLU()", None), ("torch.nn.BatchNorm1d(8)", "buffers")):
+        runs = []
+        for factor, name in (("1", "several"), ("2", "one")):
+            folder = tmp_path / f"{name}-{kind}"
+            folder.mkdir()
+            script = SCRIPT.replace("NORM", norm)
+            if name == "one":  # each process trains alone, with all samples
+                script = script.replace(
+                    'dist.init_process_group("gloo")',
+                    'dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())',
+                )
+            evidence = observe(script, folder, **LIMITS, ACCEL_DEMO_PARITY=factor)
+            if name == "several":
+                assert [rank.connected_world for rank in evidence.ranks] == [2, 2]
+            runs.append(evidence.ranks)
+        several, one = Run(runs[0]), Run(runs[1][:1])
+        result = compare(one, several, factor_of(several.ranks), ["x"], ["y"])
+        assert result.factor == 2 and len(result.steps) == 3
+        assert all(step.same_samples for step in result.steps)
+        assert result.kind == kind, result.text
+        assert ("BatchNorm uses the mean and variance" in result.text) == (kind is not None)
+
+
+# Synthetic runs
+
+
+def tensor(*values: float) -> list:
+    return [sum(value**2 for value in values) ** 0.5, len(values), list(values)]
+
+
+def a_run(ranks=1, steps=3, **changes) -> Run:
+    """Return a run. `changes` are `field=function(step, value)` for the events of its steps."""
+    found = []
+    for number in range(ranks):
+        events = []
+        for step in range(steps):
+            about = {
+                "losses": [2.0],
+                "names": ["0.weight", "0.bias"],
+                "gradients": [tensor(1.0, 2.0), tensor(0.5)],
+                "weights": [tensor(1.0, 1.0 + step), tensor(0.1)],
+                "settings": [{"lr": 0.1}],
+                "low_precision": False,
+            }
+            about |= {key: change(step, about[key]) for key, change in changes.items()}
+            events.append({"kind": "gradients", "time": 0.0, **about})
+            after = {"weights": [tensor(1.0, 2.0 + step), tensor(0.1)]}
+            after |= {"buffers": [tensor(1.0)], "buffer_names": ["1.running_mean"]}
+            events.append({"kind": "updated", "time": 0.0, **after})
+        found.append(Rank(number + 1, number, ranks, events))
+    return Run(found)
+
+
+@pytest.mark.parametrize(
+    "change, kind, text",
+    [
+        ({}, None, "no difference that the order of additions does not explain"),
+        ({"losses": lambda step, value: [2.0 + 1e-6]}, None, "no difference"),
+        ({"losses": lambda step, value: [1.0]}, "loss scale", "step 1: the loss is 1/2 as large"),
+        ({"losses": lambda step, value: [2.3]}, "loss", "step 1: the mean loss is 2.3 in 2 proc"),
+        (
+            {"gradients": lambda step, value: [tensor(2.0, 4.0), tensor(1.0)]},
+            "gradient scale",
+            "step 1: all gradients are 2 times as large in 2 processes",
+        ),
+        (
+            {"gradients": lambda step, value: [value[0], tensor(0.5 + 0.1 * (step == 1))]},
+            "a layer",
+            "step 2: the gradients of 0.bias differ most, by 20.0% of their size",
+        ),
+        (
+            {"gradients": lambda step, value: [value[0], None]},
+            "a layer",
+            "step 1: 0.bias has a gradient in only one of the runs",
+        ),
+        (
+            {"settings": lambda step, value: [{"lr": 0.1 * (1 + step)}]},
+            "settings",
+            "step 2: lr of the optimizer is 0.1 in one process, and 0.2 in several",
+        ),
+        (
+            {"weights": lambda step, value: [tensor(1.0, 7.0), tensor(0.1)]},
+            "start",
+            "step 1: the runs do not start with the same weights: 0.weight differs",
+        ),
+    ],
+)
+def test_the_first_difference_is_named(change, kind, text):
+    result = compare(a_run(), a_run(2, **change), 2.0, ["x"], ["y"])
+    assert (result.kind, result.processes) == (kind, 2)
+    assert result.text.startswith(text)
+
+
+def test_rounding_may_grow_from_step_to_step_but_not_without_limit():
+    def drifting(step, value):
+        return [tensor(1.0, 2.0 + 1e-4 * 3**step), value[1]]
+
+    assert compare(a_run(steps=6), a_run(2, 6, gradients=drifting), 2.0, [], []).kind is None
+    result = compare(
+        a_run(steps=6), a_run(2, 6, gradients=lambda s, v: [tensor(1, 2.2), v[1]]), 2, [], []
+    )
+    assert (result.kind, result.first_step) == ("a layer", 1)
+
+
+def test_samples_are_those_of_the_batches_of_a_step():
+    batches = [
+        {"kind": "batch", "time": 0.0, "loader": 0, "number": 0, "samples": [[n, n + 1]]}
+        for n in range(0, 8, 2)
+    ]
+    steps = []
+    for place in (0, 2):
+        steps += [*batches[place : place + 2], {"kind": "backward", "time": 0.0}]
+        steps.append({"kind": "gradients", "time": 0.0, "losses": [1.0, 1.0]})
+        steps.append({"kind": "step", "time": 0.0, "optimizer": 0})
+    first, second = samples_of(Rank(1, 0, 1, steps))
+    assert first is not None and second is not None
+    assert (first.total(), second.total(), len(first & second)) == (4, 4, 0)
+
+
+@pytest.mark.parametrize(
+    "command, expected",
+    [
+        (
+            "torchrun --standalone t.py --lr 1",
+            "torchrun --standalone --nproc-per-node 1 t.py --lr 1",
+        ),
+        ("accelerate launch t.py", "accelerate launch --num_processes 1 t.py"),
+        (f"python {RUN} t.py", f"python {RUN} --nproc-per-node 1 t.py"),
+    ],
+)
+def test_the_command_with_one_process(command, expected):
+    assert single_command(command.split(), None) == expected.split()
+
+
+@pytest.mark.parametrize("command", ["python t.py", "bash t.sh", "torchrun -m package.train"])
+def test_a_command_that_cannot_run_in_one_process_is_refused(command):
+    with pytest.raises(UserError, match="starts its processes itself|parity needs a script"):
+        single_command(command.split(), None)
+
+
+def test_the_batch_flag_is_multiplied():
+    words = ["t.py", "--batch-size", "16"]
+    assert with_batch_flag(words, "--batch-size", 2.0) == ["t.py", "--batch-size", "32"]
+    assert with_batch_flag(["t.py", "--b=8"], "--b", 4.0) == ["t.py", "--b=32"]
+    for wrong in (["t.py"], ["t.py", "--batch-size"], ["t.py", "--batch-size", "many"]):
+        with pytest.raises(UserError, match="has no --batch-size with a number"):
+            with_batch_flag(wrong, "--batch-size", 2.0)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--model vgg11 SCRIPT", "--model is about our own loops: leave it out"),
+        ("--batch-flag=--b", "--batch-flag is about your own script"),
+        ("--processes 1,2 SCRIPT", "invalid int value: '1,2'"),
+    ],
+)
+def test_options_that_cannot_be_combined_are_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        main(arguments.replace("SCRIPT", __file__).split())

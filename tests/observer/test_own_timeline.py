@@ -1,0 +1,224 @@
+"""Test what `accel-demo timeline` says about the steps of any script."""
+
+import json
+
+import pytest
+
+from accel_demo.errors import UserError
+from accel_demo.lab.observed.evidence import Evidence
+from accel_demo.lab.observed.ranks import Rank
+from accel_demo.lab.timeline.command import main
+from accel_demo.lab.timeline.findings import findings_of
+from accel_demo.lab.timeline.own import read
+from accel_demo.lab.timeline.phases import rank_timelines
+from accel_demo.lab.timeline.result import RankProfile
+from accel_demo.lab.timeline.straggler import STEPS_NEEDED
+from tests.conftest import REPOSITORY, run_to_end
+from tests.observer.test_checks import observe
+
+STEPS = 4
+# Trains, evaluates at the end of each epoch, and profiles the steps 6 and 7 itself.
+PROFILES_ITSELF = """
+import torch
+from accelerate import Accelerator
+from torch.profiler import profile, schedule
+from torch.utils.data import DataLoader, TensorDataset
+
+accelerator = Accelerator(cpu=True)
+data = TensorDataset(torch.randn(96, 64), torch.randn(96, 1))
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, 8))
+trace = f"trace-{accelerator.process_index}.json"
+steps = schedule(wait=4, warmup=1, active=2, repeat=1)
+with profile(schedule=steps, on_trace_ready=lambda p: p.export_chrome_trace(trace)) as profiler:
+    for epoch in range(2):
+        for inputs, targets in loader:
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+            profiler.step()
+        model.eval()
+        for inputs, targets in loader:
+            with torch.no_grad():
+                model(inputs)
+        model.train()
+for inputs, targets in loader:
+    accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+    optimizer.step()
+    optimizer.zero_grad()
+raise SystemExit("the run must end before this line")
+"""
+
+
+class Options:
+    command, steps = ["train.py"], 3
+
+
+@pytest.fixture(scope="module")
+def read_steps(tmp_path_factory):
+    """The result, our traces and the script's own ones, and the folder of the script."""
+    folder = tmp_path_factory.mktemp("own")
+    evidence = observe(PROFILES_ITSELF, folder, ACCEL_DEMO_TRACE=str(STEPS))
+    return *read(evidence, Options), folder
+
+
+def test_our_profile_waits_until_the_script_has_ended_its_own(read_steps):
+    result, traces, own_traces, folder = read_steps
+    assert (result.processes, result.backend, result.device) == (2, "gloo", "cpu")
+    assert [len(rank.steps) for rank in result.ranks] == [STEPS, STEPS]
+    first = result.ranks[0].steps[0].number
+    assert first > 7, "the script's profiler records the steps 6 and 7"
+    assert len(traces) == len(own_traces) == 2
+    for rank, trace in enumerate(own_traces):
+        names = [event["name"] for event in trace["traceEvents"]]
+        assert "step 7" in names, "our marks are in it"
+        assert json.loads((folder / f"trace-{rank}.json").read_text())["traceEvents"]
+
+
+def test_an_evaluation_is_not_a_part_of_a_step(read_steps):
+    result, *_ = read_steps
+    for rank in result.ranks:
+        for step in rank.steps:
+            assert step.sending_backwards == 1
+            assert sum(step.phases_ms.values()) == pytest.approx(step.end_ms - step.start_ms)
+
+
+def test_the_lanes_contain_only_the_steps_to_show(read_steps):
+    result, *_ = read_steps
+    for rank in result.ranks:
+        last = [step.number for step in rank.steps][-Options.steps :]
+        assert sorted({bar.step for bar in rank.lanes["activity"]}) == last
+
+
+def test_a_script_that_makes_no_step_is_an_error_of_one_line():
+    rank = Rank(1, 0, 1, [{"kind": "connecting", "time": 0.0}])
+    with pytest.raises(UserError, match="too few optimizer steps .* exit code 3: no data$"):
+        read(Evidence([rank], 3, "epoch 1\nno data\n"), Options)
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_page_and_the_merged_trace_of_a_script(tmp_path):
+    script = REPOSITORY / "tests/lab/planted/tiny_buckets.py"
+    command = ["accel-demo", "timeline", "--output", "out", "--json", "x.json", script, "--fault"]
+    ended = run_to_end(command, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 connected processes on cpu (gloo)" in ended.stdout
+    assert (tmp_path / "out/timeline.html").stat().st_size > 10_000
+    trace = json.loads((tmp_path / "out/trace.json").read_text())
+    assert {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"} == {
+        "rank 0",
+        "rank 1",
+    }
+    result = json.loads((tmp_path / "x.json").read_text())
+    assert {rank["steps"][-1]["number"] for rank in result["ranks"]} == {STEPS_NEEDED + 4}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--bucket-mb 1 SCRIPT", "--bucket-mb is about our own loop: leave it out"),
+        ("--model vgg11 --accumulate 2 -- python SCRIPT", "--accumulate is about our own loop"),
+        ("--keep", "--keep is about your own script: put -- and its command at the end"),
+        ("none.py", "there is no file none.py"),
+    ],
+)
+def test_options_that_cannot_be_combined_are_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        main(arguments.replace("SCRIPT", __file__).split())
+
+
+# Synthetic steps: what is named, and how
+
+
+def named(traces, steps, **about) -> list[str]:
+    """Return the findings in the traces of the ranks."""
+    wall_ms = dict.fromkeys(range(1, steps + 1), 100.0)
+    about = {"bucket_bytes": [[4000]], **about}
+    profile = RankProfile(
+        "", len(traces), "gloo", "cpu", clock_ahead_ns=0, wall_ms=wall_ms, **about
+    )
+    profiles = [profile] * len(traces)
+    ranks, straggler = rank_timelines(profiles, traces)
+    return [finding.text for finding in findings_of(profiles, ranks, straggler)]
+
+
+def steps_of(spans, steps=STEPS_NEEDED):
+    """Return a trace in which each step of 100 ms has these marks, operators and messages."""
+    events = []
+    for step in range(steps):
+        parts = [(f"step {step + 1}", 0, 100), *spans]
+        for name, start, end in parts:
+            cat = "cpu_op" if "::" in name else "user_annotation"
+            thread = 2 if name.startswith("gloo:") else 1
+            event = {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": thread, "args": {}}
+            events.append({**event, "ts": 100.0 * step + start, "dur": end - start})
+    return {"traceEvents": sorted(events, key=lambda event: event["ts"])}
+
+
+def a_step(data=5, computing=60, message=10):
+    """Return the spans of a step that waits for data, computes, and waits for a message."""
+    backward, sent = data + computing / 2, data + computing
+    return [
+        ("data wait", 0, data),
+        ("forward", data, backward),
+        ("aten::conv2d", data, backward),
+        ("backward", backward, sent + message),
+        ("aten::mm", backward, sent - 1),
+        ("c10d::allreduce_", sent - 1, sent),
+        ("gloo:all_reduce", sent - 1, sent + message),
+        ("optimizer", sent + message, 100),
+        ("aten::add_", sent + message, 100),
+    ]
+
+
+@pytest.mark.parametrize(
+    "first, second, expected",
+    [
+        (a_step(), a_step(), []),
+        (
+            a_step(data=40, computing=45),
+            a_step(data=40, computing=45),
+            ["each rank waits for its DataLoader in 40% of the time of a step or more"],
+        ),
+        (
+            a_step(computing=30, message=50),
+            a_step(computing=30, message=50),
+            ["all ranks wait for messages in 50% of the time of a step or more"],
+        ),
+        (
+            a_step(data=5, computing=40, message=35),
+            a_step(data=30, computing=40, message=10),
+            ["rank 1 is slow: it waits 25 ms longer for its data than the others in each step"],
+        ),
+        (
+            a_step(computing=30, message=40),
+            a_step(computing=60, message=10),
+            [
+                "rank 1 is slow: it computes 30 ms longer than the others in each step, most of "
+                "it in forward"
+            ],
+        ),
+    ],
+)
+def test_the_verdict_names_the_kind_of_what_is_slow(first, second, expected):
+    assert named([steps_of(first), steps_of(second)], STEPS_NEEDED) == expected
+
+
+def test_a_slow_rank_needs_enough_steps():
+    traces = [steps_of(a_step(data=40, computing=40), steps=8)] * 2
+    assert named(traces, 8) == []
+
+
+def test_what_the_script_does_is_named_with_its_numbers():
+    traces = [steps_of(a_step())] * 2
+    reads = [[__file__, 1, "item", 1.0], [__file__, 2, "item", 0.1]]
+    [found] = named(traces, STEPS_NEEDED, reads=reads)
+    assert "test_own_timeline.py:1:" in found and "calls item in each step" in found
+    [found] = named(traces, STEPS_NEEDED, bucket_bytes=[[8192] * 20])
+    assert "in 20 buckets of 8 KiB on average" in found
+    twice = [*a_step(), ("backward", 96, 99), ("c10d::allreduce_", 97, 98)]
+    [found] = named([steps_of(twice)] * 2, STEPS_NEEDED)
+    assert found.startswith("2 backward passes of a step average the gradients")
+    assert named([steps_of(twice)] * 2, STEPS_NEEDED, optimizer_steps=2.0) == []
