@@ -50,7 +50,9 @@ def save(figure, path: Path, warning: str = "") -> None:
     import matplotlib
 
     if warning:
-        figure.supxlabel(warning, fontsize=9, color=COLORS[3])
+        known = figure.get_supxlabel()
+        text = f"{known}\n{warning}" if known else warning
+        figure.supxlabel(text, fontsize=9, color=COLORS[3])
     with matplotlib.rc_context({"svg.hashsalt": "accel-demo"}):
         metadata = {"Date": None} if Path(path).suffix == ".svg" else None
         figure.savefig(path, dpi=120, metadata=metadata)

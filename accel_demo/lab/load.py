@@ -42,7 +42,7 @@ class Load:
         return f"busy machine: {' and '.join(parts)}"
 
 
-class Watch:
+class LoadWatch:
     """Compares the processor times of the machine now with those when the watch was started."""
 
     def __init__(self) -> None:
@@ -101,12 +101,12 @@ def _waiting_time() -> float:
     return float(words[words.index("some") + 4].removeprefix("total=")) / 1e6
 
 
-_watch: list[Watch] = []  # of the command that is running
+_watch: list[LoadWatch] = []  # of the command that is running
 
 
 def begin() -> None:
     """Start to watch, at the beginning of a command."""
-    _watch[:] = [Watch()]
+    _watch[:] = [LoadWatch()]
 
 
 def now() -> dict | None:

@@ -92,16 +92,16 @@ class Tracer:
         self.mark(None)
         if self.on_gpu:
             torch.accelerator.synchronize()  # so that the step includes all its kernels
+        self.step.close()
         if self.started_at:
             self.wall_ms[self.steps_ended + 1] = 1000 * (time.perf_counter() - self.started_at)
-        self.step.close()
         self.steps_ended += 1
         self.advance(torch)
         emit("step", optimizer=0, number=self.steps_ended - 1)
         self.step = contextlib.ExitStack()
+        self.started_at = time.perf_counter()
         name = f"step {self.steps_ended + 1}"
         self.step.enter_context(torch.profiler.record_function(name))
-        self.started_at = time.perf_counter()
 
     def advance(self, torch) -> None:
         """Start the profiler, or let it go on to the next step."""

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from accel_demo.lab import load
-from accel_demo.lab.load import Watch, _Times
+from accel_demo.lab.load import LoadWatch, _Times
 
 
 def between(monkeypatch, cores=2, **used) -> load.Load:
@@ -14,7 +14,7 @@ def between(monkeypatch, cores=2, **used) -> load.Load:
     used = {"used": 0.0, "stolen": 0.0, "own": 0.0, "waiting": 0.0} | used
     monkeypatch.setattr(load.os, "cpu_count", lambda: cores)
     monkeypatch.setattr(load, "_times", lambda: _Times(0.0, 0.0, 0.0, 0.0, 0.0))
-    watch = Watch()
+    watch = LoadWatch()
     monkeypatch.setattr(load, "_times", lambda: _Times(10.0, **used))
     return watch.load()
 
@@ -46,7 +46,7 @@ def test_the_warning_says_who_uses_the_processor(monkeypatch):
 
 def test_the_work_of_ended_and_running_children_is_our_own():
     burn = "import time; t = time.process_time()\nwhile time.process_time() < t + 0.4: pass\n"
-    watch = Watch()
+    watch = LoadWatch()
     subprocess.run([sys.executable, "-c", burn], check=True)
     wait = [sys.executable, "-c", f"{burn}print(flush=True)\ninput()"]
     with subprocess.Popen(wait, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:

@@ -6,7 +6,7 @@ from accel_demo.errors import UserError
 from accel_demo.lab.observed.ranks import Rank
 from accel_demo.lab.parity.command import main
 from accel_demo.lab.parity.own import (
-    Run,
+    StepsOfRun,
     compare,
     factor_of,
     samples_of,
@@ -60,7 +60,7 @@ def test_a_real_script_is_equal_and_batch_norm_is_named(tmp_path):
             if name == "several":
                 assert [rank.connected_world for rank in evidence.ranks] == [2, 2]
             runs.append(evidence.ranks)
-        several, one = Run(runs[0]), Run(runs[1][:1])
+        several, one = StepsOfRun(runs[0]), StepsOfRun(runs[1][:1])
         result = compare(one, several, factor_of(several.ranks), ["x"], ["y"])
         assert result.factor == 2 and len(result.steps) == 3
         assert all(step.same_samples for step in result.steps)
@@ -75,7 +75,7 @@ def tensor(*values: float) -> list:
     return [sum(value**2 for value in values) ** 0.5, len(values), list(values)]
 
 
-def a_run(ranks=1, steps=3, **changes) -> Run:
+def a_run(ranks=1, steps=3, **changes) -> StepsOfRun:
     """Return a run. `changes` are `field=function(step, value)` for the events of its steps."""
     found = []
     for number in range(ranks):
@@ -95,7 +95,7 @@ def a_run(ranks=1, steps=3, **changes) -> Run:
             after |= {"buffers": [tensor(1.0)], "buffer_names": ["1.running_mean"]}
             events.append({"kind": "updated", "time": 0.0, **after})
         found.append(Rank(number + 1, number, ranks, events))
-    return Run(found)
+    return StepsOfRun(found)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class OwnParityResult:
 
 
 @dataclass
-class Run:
+class StepsOfRun:
     """The steps of one run: for each step, its events by rank."""
 
     ranks: list[Rank]
@@ -110,10 +110,10 @@ def compare_script(options) -> OwnParityResult:
     return compare(one, several, factor, options.command, here.command)
 
 
-def run_of(evidence: Evidence, where: str) -> Run:
+def run_of(evidence: Evidence, where: str) -> StepsOfRun:
     """Return the steps of a run. Raises `UserError` if it has made none."""
     evidence.require_all_events()
-    run = Run(evidence.ranks)
+    run = StepsOfRun(evidence.ranks)
     if not run.ranks or not run.steps:
         last = "".join(last_lines(evidence.log)[-1:])
         raise UserError(
@@ -199,7 +199,7 @@ def samples_of(rank: Rank) -> list[Counter | None]:
 
 
 def compare(
-    one: Run, several: Run, factor: float, command: list[str], single: list[str]
+    one: StepsOfRun, several: StepsOfRun, factor: float, command: list[str], single: list[str]
 ) -> OwnParityResult:
     """Compare the runs step by step, and name the first difference."""
     compared: list[ComparedStep] = []
@@ -222,7 +222,9 @@ def compare(
     )
 
 
-def compare_step(one: Run, several: Run, step: int) -> tuple[ComparedStep, tuple[str, str] | None]:
+def compare_step(
+    one: StepsOfRun, several: StepsOfRun, step: int
+) -> tuple[ComparedStep, tuple[str, str] | None]:
     """Compare one step. Returns the row of the table, and what differs first: its kind and text."""
     [here], there = [each[step] for each in one.gradients], [g[step] for g in several.gradients]
     names = here["names"]
@@ -269,14 +271,14 @@ def _start(here: dict, there: dict, names: list[str]) -> list[tuple[str, str]]:
     return [("start", text + "Does the script set a seed of its own from something that changes?")]
 
 
-def _same_samples(one: Run, several: Run, step: int) -> bool | None:
+def _same_samples(one: StepsOfRun, several: StepsOfRun, step: int) -> bool | None:
     here, there = one.samples[0][step], [samples[step] for samples in several.samples]
     if here is None or None in there:
         return None
     return here == sum((each for each in there if each), Counter())
 
 
-def _which_samples(one: Run, several: Run, step: int) -> str:
+def _which_samples(one: StepsOfRun, several: StepsOfRun, step: int) -> str:
     here = one.samples[0][step] or Counter()
     there: Counter = sum((samples[step] or Counter() for samples in several.samples), Counter())
     again = sum(times - here[each] for each, times in there.items() if 0 < here[each] < times)
@@ -288,7 +290,7 @@ def _which_samples(one: Run, several: Run, step: int) -> str:
     return f"the samples differ: {', '.join(parts)} (accel-demo shards shows who reads which)"
 
 
-def _loss(scale: float, losses: tuple, processes: int, several: Run) -> tuple[str, str]:
+def _loss(scale: float, losses: tuple, processes: int, several: StepsOfRun) -> tuple[str, str]:
     if (share := simple_share(scale, processes)) is not None:
         text = f"the loss is {share} as large in {processes} processes: a sum over the samples of "
         text += "a batch, not their mean, depends on the number of processes"
@@ -297,7 +299,7 @@ def _loss(scale: float, losses: tuple, processes: int, several: Run) -> tuple[st
     return ("buffers" if batch_norms(several) else "loss"), text + because_of_batch_norm(several)
 
 
-def batch_norms(run: Run) -> bool:
+def batch_norms(run: StepsOfRun) -> bool:
     """Return True if a model normalizes the samples of each rank's batch by themselves."""
     return any(
         model["batch_norms"]
@@ -307,7 +309,7 @@ def batch_norms(run: Run) -> bool:
     )
 
 
-def because_of_batch_norm(run: Run) -> str:
+def because_of_batch_norm(run: StepsOfRun) -> str:
     if not batch_norms(run):
         return ""
     return ": BatchNorm uses the mean and variance of each rank's samples (see SyncBatchNorm)"
@@ -364,7 +366,7 @@ def _settings(here: list[dict], there: list[dict]) -> list[tuple[str, str]]:
     return []
 
 
-def _moved(one: Run, several: Run, step: int) -> float:
+def _moved(one: StepsOfRun, several: StepsOfRun, step: int) -> float:
     """Return how much the weights differ, as a part of how far they have moved since the start."""
     start, now, other = (
         one.gradients[0][0]["weights"],
@@ -379,7 +381,9 @@ def _moved(one: Run, several: Run, step: int) -> float:
     return math.sqrt(differing / moved) if moved else 0.0
 
 
-def _buffers(one: Run, several: Run, step: int, limit: float) -> list[tuple[str, str]]:
+def _buffers(
+    one: StepsOfRun, several: StepsOfRun, step: int, limit: float
+) -> list[tuple[str, str]]:
     here, there = one.updates[0][step], several.updates[0][step]
     differences = tensor_differences(here["buffers"], there["buffers"])
     worst = max(differences, key=differences.__getitem__, default=0)
