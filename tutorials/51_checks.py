@@ -3,13 +3,14 @@
 torchrun --standalone --nproc-per-node 2 tutorials/51_checks.py
 """
 
+import math
 import os
 from collections import Counter
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before a group exists, so that it ends at exit
+import torch.distributed.nn.functional  # imported early, or gloo may abort at the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LinearLR
@@ -29,13 +30,16 @@ def are_equal(values):
     return len(set(map(str, values))) == 1  # as text, because NaN isn't equal to itself
 
 
-def weights_of(model):
-    return [weight.detach().double().sum().item() for weight in model.parameters()]
+def differing(tensors):
+    """Return the names of the tensors whose sum differs between the ranks."""
+    sums = {name: each.double().sum().item() for name, each in tensors if each is not None}
+    of_ranks = of_all_ranks(sums)
+    names = {name for each in of_ranks for name in each}
+    return sorted(name for name in names if not are_equal([each.get(name) for each in of_ranks]))
 
 
 def gradients_of(model):
-    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-    return [gradient.double().sum().item() for gradient in gradients]
+    return [(name, weight.grad) for name, weight in model.named_parameters()]
 
 
 class Numbered(Dataset):
@@ -76,19 +80,23 @@ def main():
     assert connected == started > 1, f"{started} started, {connected} connected"
 
     # 2. Do all ranks start with the same samples and weights?
-    samples = str([train_set[number] for number in range(8)])
-    assert are_equal(of_all_ranks(samples)), "different samples have equal numbers"
-    assert are_equal(of_all_ranks(weights_of(model))), of_all_ranks(weights_of(model))
-
-    # 3. Do the ranks draw different random numbers from here on?
-    seeds = of_all_ranks(torch.initial_seed())
-    assert len(set(seeds)) == len(seeds), f"equal seeds, so equal dropout: {seeds}"
+    torch.set_printoptions(threshold=math.inf)  # or large tensors would be cut
+    for samples in (train_set, valid_set):
+        few = range(0, len(samples), len(samples) // 16 or 1)
+        texts = of_all_ranks([str(samples[number]) for number in few])
+        assert are_equal(texts), "different samples have equal numbers"
+    wrong = differing(model.named_parameters())
+    assert not wrong, f"{len(wrong)} weights differ: {wrong[:3]}"
 
     step, orders = 0, []
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         seen = []
         for number, (numbers, (inputs, targets)) in enumerate(train_loader, start=1):
+            # 3. Do the ranks draw different random numbers?
+            states = [str(state) for state in of_all_ranks(torch.get_rng_state().tolist())]
+            assert len(set(states)) == len(states), "equal random numbers, so equal dropout"
+
             seen += numbers.tolist()
             must_step = number % MICRO_BATCHES == 0
             with nullcontext() if must_step else model.no_sync():
@@ -100,11 +108,12 @@ def main():
             # 4. Does a step use as many samples as in one process?
             if step == 0:  # the last step of an epoch may use fewer
                 sizes = of_all_ranks(len(seen))
-                assert sum(sizes) == GLOBAL_BATCH_SIZE, sizes
+                text = f"{sizes} samples, not {GLOBAL_BATCH_SIZE} in equal parts"
+                assert sum(sizes) == GLOBAL_BATCH_SIZE and are_equal(sizes), text
 
             # 5. Are the gradients equal?
-            gradients = of_all_ranks(gradients_of(model))
-            assert are_equal(gradients), gradients
+            wrong = differing(gradients_of(model))
+            assert not wrong, f"{len(wrong)} gradients differ: {wrong[:3]}"
 
             optimizer.step()
             scheduler.step()
@@ -112,7 +121,8 @@ def main():
             step += 1
 
         # 6. Are the weights still equal?
-        assert are_equal(of_all_ranks(weights_of(model))), of_all_ranks(weights_of(model))
+        wrong = differing(model.named_parameters())
+        assert not wrong, f"{len(wrong)} weights differ: {wrong[:3]}"
 
         # 7. Was each sample read once, except for those that fill up the last batch?
         times = Counter(sum(of_all_ranks(seen), []))
@@ -129,10 +139,10 @@ def main():
     for_each_process = inner is not scheduler and scheduler.step_with_optimizer
     per_step = dist.get_world_size() if for_each_process and not scheduler.split_batches else 1
     asked, advanced = step * per_step, inner.last_epoch
-    lengths = f"{asked} steps, {advanced} made, {schedule_length} planned"
+    lengths = f"{step} steps, advanced {advanced} times, planned for {schedule_length}"
     assert asked == advanced == schedule_length, lengths
 
-    for buffer in model.buffers():  # of BatchNorm: each rank has its own
+    for buffer in model.buffers():  # of BatchNorm: each rank has its own until here
         dist.broadcast(buffer, src=0)
     model.eval()
     errors = []
@@ -146,7 +156,8 @@ def main():
     # 10. Is the score computed from each sample once?
     times = Counter(number for number, _ in errors_of_all)
     wrong = [number for number in range(len(valid_set)) if times[number] != 1]
-    assert not wrong and len(times) == len(valid_set), f"not once: {wrong}, of {sorted(times)}"
+    text = f"{len(wrong)} of {len(valid_set)} samples not once: {wrong[:3]}"
+    assert not wrong and len(times) == len(valid_set), text
 
     # 11. Do all ranks have the same score?
     assert are_equal(of_all_ranks(score)), of_all_ranks(score)

@@ -1,4 +1,4 @@
-"""Put eleven faults into 51_checks.py, one at a time, and print which check finds each first.
+"""Put twelve faults into 51_checks.py, one at a time, and print which check finds each first.
 
 python tutorials/51_faults.py
 """
@@ -24,11 +24,15 @@ OWN_GROUP = '("gloo", rank=0, world_size=1, store=dist.HashStore())'
 CLIP = "rank or nn.utils.clip_grad_norm_(model.parameters(), 0.1)"
 FAULTS = {  # what is wrong: the right text, the wrong text
     "each process connects only with itself": ('("gloo")', OWN_GROUP),
+    "other samples under the same numbers": ("(80, 4)", "(80, 4).roll(rank, 0)"),
     "other weights on each rank, and no wrapper": (
         "model = DistributedDataParallel(",
         "torch.manual_seed(rank)\n    model = nn.Sequential(",
     ),
-    "no seed of its own for each rank": ("    torch.manual_seed(rank)\n", ""),
+    "each epoch begins with an equal seed on all ranks": (
+        "        seen = []\n",
+        "        seen = []\n        torch.manual_seed(epoch)\n",
+    ),
     "the batch size of one process": ("_SIZE // world_size //", "_SIZE //"),
     "the forward pass goes around the wrapper": ("mse_loss(model(", "mse_loss(model.module("),
     "only rank 0 clips the gradients": ("optimizer.step()", f"{CLIP}\n{' ' * 12}optimizer.step()"),
