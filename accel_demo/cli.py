@@ -17,7 +17,7 @@ COMMANDS = {  # the question that each command answers
     "doctor": "What hardware do I have, and does my launch config start the processes it promises?",
     "shards": "Which process reads which sample in each epoch?",
     "lr": "How do the learning rate and the loss change with more processes?",
-    "parity": "Do all four versions of the training loop produce the same weights?",
+    "parity": "Do one process and several train alike? And all four versions of the loop?",
     "timeline": "Where does each process spend its time in a training step?",
     "scaling": "How much faster is training with more processes, and what limits the speed-up?",
     "memory": "What uses the memory during training?",

@@ -66,7 +66,9 @@ dist.destroy_process_group()
 
 
 def loaders_in(script: str, folder):
-    return loaders_of(observe(script, folder, ACCEL_DEMO_AUDIT_EPOCHS="3"))
+    evidence = observe(script, folder, ACCEL_DEMO_AUDIT_EPOCHS="3")
+    assert [rank.connected_world for rank in evidence.ranks] == [2, 2]
+    return loaders_of(evidence)
 
 
 @pytest.mark.parametrize("name", EACH)

@@ -66,7 +66,7 @@ def main_of_script(arguments: list[str]) -> int:
     refuse_options(parser, options, OF_OUR_LOOPS, "our own loops")
     result = own.compare_script(options)
     print(own.as_text(result))
-    write_outputs(options, "parity", result, tables.draw_own)
+    write_outputs(options, "parity", result, tables.draw_own, of_script=True)
     return int(result.kind is not None)
 
 

@@ -4,6 +4,7 @@ import textwrap
 from pathlib import Path
 
 from accel_demo import show
+from accel_demo.lab import load
 from accel_demo.lab.parity.own import OwnParityResult
 from accel_demo.lab.parity.pairs import BOUND, NOTHING, SAME_BITS, ParityResult, ParityRow
 from accel_demo.wording import counted
@@ -51,7 +52,7 @@ def draw_own(result: OwnParityResult, path: Path) -> None:
     axes.set_title(textwrap.fill(result.text, 90), fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
-    show.save(figure, path)
+    show.save(figure, path, load.warning())
 
 
 def draw(result: ParityResult, path: Path) -> None:

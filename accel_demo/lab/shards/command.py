@@ -20,6 +20,7 @@ from pathlib import Path
 
 from accel_demo.errors import UserError, say
 from accel_demo.guess import comparison
+from accel_demo.lab import load
 from accel_demo.lab.observed.observation import (
     OF_SCRIPTS,
     add_options,
@@ -110,7 +111,7 @@ def main_of_script(arguments: list[str]) -> int:
         print(f"\n{tables.describe(loader)}\n\n{tables.reading_table([loader], with_names=False)}")
         for finding in loader.findings:
             print(f"\n**{textwrap.fill(finding, 96, break_on_hyphens=False)}**")
-    write_outputs(options, "shards", result, draw)
+    write_outputs(options, "shards", result, draw, of_script=True)
     return int(any(loader.findings for loader in loaders))
 
 
@@ -118,7 +119,8 @@ def draw(result: ShardsResult | OwnShardsResult, path: Path) -> None:
     """Draw the picture. It imports matplotlib, which takes a second, only if it is needed."""
     from accel_demo.lab.shards import picture
 
-    save(picture.draw(result.loaders), path)
+    warning = load.warning() if isinstance(result, OwnShardsResult) else ""
+    save(picture.draw(result.loaders), path, warning)
 
 
 def read_options(arguments: list[str]):

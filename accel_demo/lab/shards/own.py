@@ -23,8 +23,8 @@ class OwnLoader:
     """What the ranks read with one loader of the script.
 
     `by_content` is True if samples are told apart by their content, because the loader reads a
-    stream or does not use integers as indices. Then `samples` is the number of different contents.
-    `findings` are the sentences about what is wrong.
+    stream, does not use integers as indices, or reads a different dataset on each rank. Then
+    `samples` is the number of different contents. `findings` are the sentences about what is wrong.
     """
 
     name: str

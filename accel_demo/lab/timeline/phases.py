@@ -15,8 +15,8 @@ from accel_demo.lab.timeline.result import (
 from accel_demo.lab.timeline.spans import Spans, intersect, length, span_of, subtract, union
 from accel_demo.lab.timeline.straggler import lateness, operator_times, slow_rank
 
-# "rank wait": this rank waits until another one starts the same collective. "message wait": all
-# ranks have started it, and this one waits until the messages have arrived.
+# "rank wait": this rank waits, and another one has not started the same collective yet. "message
+# wait": all ranks have started all that this one has, and it waits until the messages have arrived.
 WAITS = ["rank wait", "message wait"]
 PHASES = ["data wait", "forward", "backward", *WAITS, "optimizer", "other"]
 MARKED = ["data wait", "forward", "backward", "optimizer"]  # the phases that tracing.py marks
@@ -85,7 +85,7 @@ class RankTrace:
         self.steps = {int(event["name"].removeprefix("step ")): event for event in steps}
         self.steps = {step: event for step, event in self.steps.items() if step in wall_ms}
         self.left_out_ms: dict[int, float] = {}  # of a step, because of an evaluation
-        self.sending: Spans = []  # when all ranks have started a collective that has not ended
+        self.pending: Spans = []  # when this rank has started a collective, but not each other rank
         thread = (steps[0]["pid"], steps[0]["tid"]) if steps else None
         on_main = [e for e in events if (e["pid"], e["tid"]) == thread]
         marks: dict[str, Spans] = {phase: [] for phase in MARKED}
@@ -172,8 +172,8 @@ class RankTrace:
         for phase, spans in self.layers:
             covered = intersect(rest, spans)
             if phase == "wait":
-                phases["rank wait"] = subtract(covered, self.sending)
-                phases["message wait"] = intersect(covered, self.sending)
+                phases["rank wait"] = intersect(covered, self.pending)
+                phases["message wait"] = subtract(covered, self.pending)
             else:
                 phases[phase] = union([*phases[phase], *covered])
             rest = subtract(rest, spans)
@@ -182,10 +182,6 @@ class RankTrace:
     def arrivals_in(self, step: int) -> list[float]:
         """Return the times at which this rank started the collectives of a step."""
         return [event["ts"] for event in self._in(step, self.arrivals)]
-
-    def ends_in(self, step: int) -> list[float]:
-        """Return the times at which the collectives of a step ended on this rank."""
-        return [span_of(event)[1] for event in self._in(step, self.communication)]
 
     def _in(self, step: int, events: list[dict]) -> list[dict]:
         start, end = span_of(self.steps[step])
@@ -243,17 +239,12 @@ def divide_waits(traces: list[RankTrace]) -> None:
     """
     for step in traces[0].steps:
         arrivals = [trace.arrivals_in(step) for trace in traces]
-        ends = [trace.ends_in(step) for trace in traces]
-        if len({len(times) for times in [*arrivals, *ends]}) == 1:
+        if len({len(times) for times in arrivals}) == 1:
             started = [max(times) for times in zip(*arrivals, strict=True)]
-            for trace, own in zip(traces, ends, strict=True):
-                spans = zip(started, own, strict=True)
-                trace.sending += [(start, end) for start, end in spans if start < end]
-        else:
-            for trace in traces:
-                trace.sending.append(span_of(trace.steps[step]))
+            for trace, own in zip(traces, arrivals, strict=True):
+                trace.pending += zip(own, started, strict=True)
     for trace in traces:
-        trace.sending = union(trace.sending)
+        trace.pending = union(trace.pending)
 
 
 def bytes_of(event: dict) -> int | None:
