@@ -197,6 +197,17 @@ def test_a_run_on_one_process_has_an_empty_lane_of_collectives(tmp_path):
     assert verdict(result) == ["a single process waits for no other"]
 
 
+def test_the_verdict_does_not_pass_over_a_rank_that_is_late():
+    result = a_timeline(steps=STEPS_NEEDED, late_ms=20.0)
+    [text] = verdict(replace(result, findings=[], straggler=None))
+    assert (
+        "no rank is slower at the same operator in each step, but rank 1 is late by 20 ms" in text
+    )
+    result = a_timeline(steps=STEPS_NEEDED, late_ms=2.0)
+    [text] = verdict(replace(result, findings=[], straggler=None))
+    assert text == "no rank is slower than the others in each step"
+
+
 def test_the_page_has_no_handler_in_its_markup_and_escapes_every_name(tmp_path):
     file = tmp_path / "timeline.html"
     write_timeline_page(a_timeline(model=PLANTED, name=PLANTED), file)

@@ -5,10 +5,11 @@ import textwrap
 from accel_demo.lab import hosts
 from accel_demo.lab.measurements import interval_text
 from accel_demo.lab.timeline.result import TimelineResult
-from accel_demo.lab.timeline.straggler import STEPS_NEEDED
+from accel_demo.lab.timeline.straggler import LEAST_MS, STEPS_NEEDED
 from accel_demo.show import table
 from accel_demo.wording import counted, duration
 
+LATE_SHARE = 0.05  # of a step; a rank that is less late is not worth a sentence
 WHAT_IS_LATE = "late: how much later than the first rank this rank starts a collective"
 
 
@@ -38,6 +39,13 @@ def verdict(result: TimelineResult) -> list[str]:
         return [
             f"no verdict: {counted(steps, 'step')}, and a slow rank is judged by {STEPS_NEEDED}"
         ]
+    latest = max(result.ranks, key=lambda rank: rank.late_ms)
+    if latest.late_ms >= max(LEAST_MS, LATE_SHARE * latest.wall_ms):
+        late = duration(latest.late_ms / 1000)
+        text = (
+            f"no rank is slower at the same operator in each step, but rank {latest.rank} is late "
+        )
+        return [f"{text}by {late} in the median step: what holds it up differs from step to step"]
     return ["no rank is slower than the others in each step"]
 
 
