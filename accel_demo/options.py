@@ -58,6 +58,7 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def set_quick_defaults(self, options) -> None:
+        """Give each option that was not typed its default without or with `--quick`."""
         for name, (full, quick) in self.quick_defaults.items():
             if getattr(options, name) is None:
                 setattr(options, name, quick if options.quick else full)

@@ -200,6 +200,7 @@ def test_the_batch_flag_is_multiplied():
         ("--model vgg11 SCRIPT", "--model is about our own loops: leave it out"),
         ("--batch-flag=--b", "--batch-flag is about your own script"),
         ("--processes 1,2 SCRIPT", "invalid int value: '1,2'"),
+        ("--batch-flag=--bs SCRIPT --batch-size 8", "the command has no --bs with a number"),
     ],
 )
 def test_options_that_cannot_be_combined_are_refused(arguments, message):

@@ -115,6 +115,41 @@ def test_the_command_writes_the_page_and_the_merged_trace_of_a_script(tmp_path):
     assert {rank["steps"][-1]["number"] for rank in result["ranks"]} == {STEPS_NEEDED + 4}
 
 
+STARTS_ITSELF = """
+import torch
+from accelerate import Accelerator, notebook_launcher
+from torch.utils.data import DataLoader, TensorDataset
+
+def train():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    data = TensorDataset(torch.randn(2048, 64), torch.randn(2048, 1))
+    model = torch.nn.Linear(64, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    loader = DataLoader(data, 8, shuffle=True, num_workers=1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for inputs, targets in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+
+notebook_launcher(train, (), num_processes=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["timeline", "memory"])
+def test_processes_that_are_forked_and_their_workers_are_told_apart(command, tmp_path):
+    (tmp_path / "train.py").write_text(STARTS_ITSELF)
+    words = ["accel-demo", command, "--json", "x.json", "--", "python", "train.py"]
+    ended = run_to_end(words, timeout=100, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads((tmp_path / "x.json").read_text())
+    assert result["processes"] == len(result["ranks"]) == 2
+    if command == "timeline":
+        assert {s["sending_backwards"] for rank in result["ranks"] for s in rank["steps"]} == {1}
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -92,6 +92,8 @@ def compare_script(options) -> OwnParityResult:
     """Run the reader's command twice, and compare the runs."""
     limits = {BATCHES: "0", STEPS: str(options.steps), EPOCHS: ALL_EPOCHS}
     single = single_command(options.command, options.processes)
+    if options.batch_flag:
+        with_batch_flag(single, options.batch_flag, 1.0)  # or an error, before anything starts
     say("in several processes:")
     many = observe(options, "parity", limits | {FACTOR: "1"}).evidence
     several = run_of(many, "several processes")

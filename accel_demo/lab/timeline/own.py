@@ -26,6 +26,7 @@ def measure_script(options) -> tuple[TimelineResult, list[dict], list[dict]]:
     written on each rank, or an empty list if not all of them have.
     """
     limits = {TRACED_STEPS: str(max(options.steps, STEPS_NEEDED))}
+    limits["KINETO_LOG_LEVEL"] = "99"  # hides the profiler's log messages
     seen = observe(options, "timeline", limits, lambda evidence: read(evidence, options))
     return seen.content
 
