@@ -46,7 +46,7 @@ class Meter(Tracer):
             if self.base is None:
                 self.base = used
                 self.reset_peak()
-                if self.on_gpu and not self.steps_profiled:
+                if self.on_cuda and not self.steps_profiled:
                     sys.modules["torch"].cuda.memory._record_memory_history(max_entries=MOST_EVENTS)
         elif phase == "backward" and self.base is not None:
             self.backwards += 1
@@ -76,9 +76,13 @@ class Meter(Tracer):
             self.result = self.describe() | self.state() | {"snapshot": self.snapshot()}
             emit("state", **self.result)
 
+    @property
+    def on_cuda(self) -> bool:
+        return self.device == "cuda"
+
     def snapshot(self) -> str:
         """Write the allocations of a GPU, for https://pytorch.org/memory_viz, or return ""."""
-        if not self.on_gpu:
+        if not self.on_cuda:
             return ""
         cuda = sys.modules["torch"].cuda
         cuda.memory._dump_snapshot(path_of("snapshot"))
@@ -88,20 +92,20 @@ class Meter(Tracer):
     def used(self) -> int:
         """Return the bytes that this process uses now."""
         torch = sys.modules["torch"]
-        if self.on_gpu:
+        if self.on_cuda:
             return torch.cuda.memory_allocated()
         return _status("RssAnon")
 
     def peak(self) -> int | None:
         """Return the most bytes since the last call of `reset_peak`, or None if it is unknown."""
         torch = sys.modules["torch"]
-        if self.on_gpu:
+        if self.on_cuda:
             return torch.cuda.max_memory_allocated()
         return _status("VmHWM") - self.of_files if self.of_files is not None else None
 
     def reset_peak(self) -> None:
         torch = sys.modules["torch"]
-        if self.on_gpu:
+        if self.on_cuda:
             torch.cuda.reset_peak_memory_stats()
             return
         self.of_files = None
@@ -212,7 +216,7 @@ def _status(key: str) -> int:
 
 def begin(steps: int) -> None:
     """Measure as many steps of this process."""
-    _return_freed_memory()
+    return_freed_memory()
     tracing.use(Meter(path_of("memory"), steps))
     ends.before_end.append(finish)
 
@@ -223,11 +227,12 @@ def finish() -> None:
         meter.finish()
 
 
-def _return_freed_memory() -> None:
+def return_freed_memory() -> None:
     """Make the C library return each large allocation to the system as soon as it is freed.
 
-    Only glibc has this option. Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
+    Otherwise the resident memory of a process does not shrink when its tensors are freed. Only
+    glibc has this option. Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
-    with suppress(AttributeError, TypeError):  # no mallopt on macOS
+    with suppress(AttributeError, TypeError):  # no mallopt on macOS, no CDLL(None) on Windows
         for option in (-3, -1):  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in malloc.h
             ctypes.CDLL(None).mallopt(option, MMAP_BYTES)

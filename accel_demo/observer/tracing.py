@@ -64,7 +64,7 @@ class Tracer:
         self.started_at = 0.0
         self.wall_ms: dict[int, float] = {}  # of all steps but the first
         self.reads: Counter = Counter()  # calls of READS by line, in the profiled steps
-        self.on_gpu = False
+        self.device = "cpu"  # the type of the device
         self.result: dict = {}  # once the profile is complete
 
     def after_fork(self) -> "Tracer":
@@ -86,11 +86,11 @@ class Tracer:
         torch = sys.modules["torch"]
         if self.optimizer is None:
             self.optimizer = weakref.ref(optimizer)
-            self.on_gpu = optimizer.param_groups[0]["params"][0].device.type != "cpu"
+            self.device = optimizer.param_groups[0]["params"][0].device.type
         if self.optimizer() is not optimizer:
             return
         self.mark(None)
-        if self.on_gpu:
+        if self.device != "cpu":
             torch.accelerator.synchronize()  # so that the step includes all its kernels
         self.step.close()
         if self.started_at:
@@ -158,7 +158,7 @@ class Tracer:
         return {
             "trace": self.path,
             "wall_ms": self.wall_ms,
-            "device": "cuda" if self.on_gpu else "cpu",
+            "device": self.device,
             "processes": dist.get_world_size() if is_connected else 1,
             "backend": dist.get_backend() if is_connected else "",
             "bucket_bytes": bucket_bytes() if is_connected else [],

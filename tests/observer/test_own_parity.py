@@ -82,6 +82,7 @@ def a_run(ranks=1, steps=3, **changes) -> StepsOfRun:
         events = []
         for step in range(steps):
             about = {
+                "optimizer": 0,
                 "losses": [2.0],
                 "names": ["0.weight", "0.bias"],
                 "gradients": [tensor(1.0, 2.0), tensor(0.5)],
@@ -91,7 +92,7 @@ def a_run(ranks=1, steps=3, **changes) -> StepsOfRun:
             }
             about |= {key: change(step, about[key]) for key, change in changes.items()}
             events.append({"kind": "gradients", "time": 0.0, **about})
-            after = {"weights": [tensor(1.0, 2.0 + step), tensor(0.1)]}
+            after = {"optimizer": 0, "weights": [tensor(1.0, 2.0 + step), tensor(0.1)]}
             after |= {"buffers": [tensor(1.0)], "buffer_names": ["1.running_mean"]}
             events.append({"kind": "updated", "time": 0.0, **after})
         found.append(Rank(number + 1, number, ranks, events))
@@ -136,6 +137,22 @@ def test_the_first_difference_is_named(change, kind, text):
     result = compare(a_run(), a_run(2, **change), 2.0, ["x"], ["y"])
     assert (result.kind, result.processes) == (kind, 2)
     assert result.text.startswith(text)
+
+
+def test_the_steps_of_two_optimizers_are_compared_with_those_of_the_same_one():
+    runs = [a_run(1, 4), a_run(2, 4)]
+    for run in runs:
+        for events in (*run.gradients, *run.updates):
+            for event in events[1::2]:  # the second optimizer has a larger weight, and no bias
+                event |= {"optimizer": 1, "weights": [tensor(*range(1, 9))]}
+                event |= {"gradients": [tensor(*range(1, 9))]} if "gradients" in event else {}
+    assert compare(*runs, 2.0, [], []).kind is None
+
+
+def test_a_loss_that_is_not_a_number_in_only_one_run_is_named():
+    nan = {"losses": lambda step, value: [float("nan")]}
+    assert compare(a_run(), a_run(2, **nan), 2.0, [], []).kind == "loss"
+    assert compare(a_run(**nan), a_run(2, **nan), 2.0, [], []).kind is None
 
 
 def test_rounding_may_grow_from_step_to_step_but_not_without_limit():

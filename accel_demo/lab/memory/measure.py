@@ -28,11 +28,11 @@ from accel_demo.anatomy.memory import (
 )
 from accel_demo.lab.memory.formula import KINDS, Bytes
 from accel_demo.models import CLASSES
+from accel_demo.observer.memory import return_freed_memory
 
 # Number of steps; the last one's tensors are counted. DDP needs two, because it creates its final
 # buckets at the start of the second. The other strategies allocate the same tensors in every step.
 STEPS_TO_COUNT = {"nn.DataParallel": 1, "DDP": 2, "FSDP2": 1}
-MMAP_BYTES = 64 * 1024  # larger allocations than this are returned to the system when freed
 
 
 @dataclass(frozen=True)
@@ -204,19 +204,6 @@ def _resident_bytes() -> int:
     with suppress(AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
     return psutil.Process().memory_info().rss
-
-
-def return_freed_memory() -> None:
-    """Make the C library return each large allocation to the system as soon as it is freed.
-
-    Otherwise the resident memory of a process does not shrink when its tensors are freed. Only
-    glibc has this option. Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
-    """
-    mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in malloc.h
-    with suppress(AttributeError, TypeError):  # no mallopt on macOS, no CDLL(None) on Windows
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(mmap_threshold, MMAP_BYTES)
-        mallopt(trim_threshold, MMAP_BYTES)
 
 
 def batch(images: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,10 +6,14 @@ import textwrap
 from dataclasses import dataclass
 from statistics import median
 
-from accel_demo.errors import UserError, say
+from accel_demo.errors import say
 from accel_demo.lab.observed.evidence import Evidence
-from accel_demo.lab.observed.observation import observe
-from accel_demo.lab.observed.places import last_lines
+from accel_demo.lab.observed.observation import (
+    observe,
+    processes_in_words,
+    say_if_killed,
+    too_few_steps,
+)
 from accel_demo.lab.observed.ranks import Rank
 from accel_demo.observer.agent import MEASURED_STEPS
 from accel_demo.show import table
@@ -84,16 +88,9 @@ def measure_script(options) -> OwnMemoryResult:
 
 def read(evidence: Evidence, options) -> OwnMemoryResult:
     """Return the result, and copy the snapshots of GPUs to `options.output`."""
-    if evidence.hang or evidence.out_of_time:
-        say(f"the script {'hangs' if evidence.hang else 'took too long'}, so it was ended")
-    states = [rank.first("state") for rank in evidence.ranks]
-    if not all(states):
-        made = ", ".join(f"rank {rank.number}: {len(rank.of('step'))}" for rank in evidence.ranks)
-        last = "".join(last_lines(evidence.log)[-1:])
-        raise UserError(
-            f"the script has made too few optimizer steps to measure any ({made}), and has ended "
-            f"with exit code {evidence.exit_code}: {last}"
-        )
+    say_if_killed(evidence)
+    if not all(rank.first("state") for rank in evidence.ranks):
+        raise too_few_steps(evidence)
     for rank in evidence.ranks:
         if not (snapshot := (rank.first("state") or {})["snapshot"]):
             continue
@@ -198,9 +195,7 @@ def findings_of(ranks: list[RankMemory]) -> list[str]:
 
 def as_text(result: OwnMemoryResult) -> str:
     """Return the result as text for the terminal."""
-    processes = counted(result.processes, "connected process")
-    if len(result.ranks) > result.processes:
-        processes = f"{counted(len(result.ranks), 'process')}, {result.processes} connected"
+    processes = processes_in_words(result.processes, len(result.ranks))
     optimizers = ", ".join(dict.fromkeys(result.optimizers))
     steps = counted(min(rank.steps for rank in result.ranks), "step")
     measured = [

@@ -18,6 +18,7 @@ from accel_demo.lab.observed.observed_command import ObservedCommand
 from accel_demo.lab.observed.places import last_lines, short_path, text_of
 from accel_demo.lab.observed.ranks import Rank, read_launches
 from accel_demo.options import Parser, check_outputs
+from accel_demo.wording import counted
 
 # In the message or the line of an error: the script cannot run without a GPU
 NEEDS_GPU = re.compile(r"\bcuda|nccl|nvidia|\bgpus?\b", re.IGNORECASE)
@@ -152,6 +153,29 @@ def refuse_options(parser: Parser, options, names: list[str], subject: str) -> N
             if "timeout" in names:
                 raise UserError(f"{flag} is about {subject}: put -- and its command at the end")
             raise UserError(f"{flag} is about {subject}: leave it out, or the command")
+
+
+def say_if_killed(evidence: Evidence) -> None:
+    """Print why the script was killed, if it was."""
+    if evidence.hang or evidence.out_of_time:
+        say(f"the script {'hangs' if evidence.hang else 'took too long'}, so it was killed")
+
+
+def too_few_steps(evidence: Evidence) -> UserError:
+    """Return the error for a script that has made too few optimizer steps to measure."""
+    steps = [f"rank {rank.number}: {len(rank.of('step'))}" for rank in evidence.ranks]
+    last = "".join(last_lines(evidence.log)[-1:])
+    return UserError(
+        f"the script has made too few optimizer steps to measure ({', '.join(steps)}), and has "
+        f"ended with exit code {evidence.exit_code}: {last}"
+    )
+
+
+def processes_in_words(connected: int, started: int) -> str:
+    """Return for example "2 connected processes", or "2 processes, 1 connected"."""
+    if started > connected:
+        return f"{counted(started, 'process')}, {connected} connected"
+    return counted(connected, "connected process")
 
 
 def own_outputs() -> list[list[int]]:

@@ -11,8 +11,8 @@ from statistics import fmean
 from accel_demo.errors import UserError, say
 from accel_demo.lab.observed import launches
 from accel_demo.lab.observed.evidence import Evidence
-from accel_demo.lab.observed.observation import observe
-from accel_demo.lab.observed.places import last_lines
+from accel_demo.lab.observed.observation import observe, say_if_killed
+from accel_demo.lab.observed.places import NotChecked, last_lines
 from accel_demo.lab.observed.ranks import Rank, batches_of, contents
 from accel_demo.observer.limits import BATCHES, EPOCHS, STEPS
 from accel_demo.observer.parity import FACTOR
@@ -56,8 +56,10 @@ class ComparedStep:
 
 @dataclass(frozen=True)
 class OwnParityResult:
-    """What differs between a script in one process and in `processes`, each with `factor` times
-    fewer samples in a batch."""
+    """What differs between a script in one process and in several.
+
+    A batch has `factor` times as many samples in one process as in each of the `processes`.
+    """
 
     processes: int
     factor: float
@@ -109,17 +111,23 @@ def compare_script(options) -> OwnParityResult:
     say("in one process:")
     variable = "1" if options.batch_flag else f"{factor:g}"
     one = run_of(observe(here, "parity", limits | {FACTOR: variable}).evidence, "one process")
+    if len(one.ranks) > 1:
+        raise UserError(f"the command has started several processes: {shlex.join(here.command)}")
     return compare(one, several, factor, options.command, here.command)
 
 
-def run_of(evidence: Evidence, where: str) -> StepsOfRun:
+def run_of(evidence: Evidence, processes: str) -> StepsOfRun:
     """Return the steps of a run. Raises `UserError` if it has made none."""
-    evidence.require_all_events()
+    say_if_killed(evidence)
+    try:
+        evidence.require_all_events()
+    except NotChecked as reason:
+        raise UserError(str(reason)) from None
     run = StepsOfRun(evidence.ranks)
     if not run.ranks or not run.steps:
         last = "".join(last_lines(evidence.log)[-1:])
         raise UserError(
-            f"the script has made no optimizer step in {where}, and has ended with exit code "
+            f"the script has made no optimizer step in {processes}, and has ended with exit code "
             f"{evidence.exit_code}: {last}"
         )
     return run
@@ -184,7 +192,7 @@ def factor_of(ranks: list[Rank]) -> float:
 
 
 def samples_of(rank: Rank) -> list[Counter | None]:
-    """Return the contents of the samples of each step, or None where they are unknown."""
+    """Return the contents of the samples of each step, or None if they are unknown."""
     loaders = list(rank.training_passes)
     found: list[Counter | None] = []
     batches = batches_of(rank, loaders[0]) if len(loaders) == 1 else []
@@ -241,7 +249,7 @@ def compare_step(
         found.append(("samples", _which_samples(one, several, step)))
     losses = sum(here["losses"]), fmean(sum(rank["losses"]) for rank in there)
     scale = ratio(losses)
-    if abs(scale - 1) > limit:
+    if not (abs(scale - 1) <= limit or all(map(math.isnan, losses))):
         found.append(_loss(scale, losses, len(there), several))
     differences = tensor_differences(here["gradients"], there[0]["gradients"])
     worst = max(differences, key=differences.__getitem__, default=0)
@@ -340,6 +348,9 @@ def tensor_differences(first: list, second: list) -> dict[int, float]:
             found[number] = 0.0 if one == other else math.inf
             continue
         scale = max(one[0] / math.sqrt(one[1]), LEAST_PART * whole)
+        if one[1] != other[1]:  # the tensors have different sizes
+            found[number] = math.inf
+            continue
         most = max(abs(a - b) for a, b in zip(one[2], other[2], strict=True))
         found[number] = most / scale if scale else (0.0 if not most else math.inf)
     return found
@@ -370,14 +381,12 @@ def _settings(here: list[dict], there: list[dict]) -> list[tuple[str, str]]:
 
 def _moved(one: StepsOfRun, several: StepsOfRun, step: int) -> float:
     """Return how much the weights differ, as a part of how far they have moved since the start."""
-    start, now, other = (
-        one.gradients[0][0]["weights"],
-        one.updates[0][step]["weights"],
-        several.updates[0][step]["weights"],
-    )
+    now, other = one.updates[0][step], several.updates[0][step]
+    first = next(each for each in one.gradients[0] if each["optimizer"] == now["optimizer"])
     moved = differing = 0.0
-    for begun, here, there in zip(start, now, other, strict=False):
-        if begun and here and there:
+    tensors = zip(first["weights"], now["weights"], other["weights"], strict=False)
+    for begun, here, there in tensors:
+        if begun and here and there and here[1] == there[1]:
             moved += sum((a - b) ** 2 for a, b in zip(begun[2], here[2], strict=True))
             differing += sum((a - b) ** 2 for a, b in zip(here[2], there[2], strict=True))
     return math.sqrt(differing / moved) if moved else 0.0

@@ -18,7 +18,7 @@ samples twice.
 import textwrap
 from pathlib import Path
 
-from accel_demo.errors import UserError, say
+from accel_demo.errors import UserError
 from accel_demo.guess import comparison
 from accel_demo.lab import load
 from accel_demo.lab.observed.observation import (
@@ -28,6 +28,7 @@ from accel_demo.lab.observed.observation import (
     observe,
     read_command,
     refuse_options,
+    say_if_killed,
 )
 from accel_demo.lab.observed.places import NotChecked, last_lines
 from accel_demo.lab.output import write_outputs
@@ -96,8 +97,7 @@ def main_of_script(arguments: list[str]) -> int:
         loaders = loaders_of(evidence)
     except NotChecked as reason:
         raise UserError(str(reason)) from None
-    if evidence.hang or evidence.out_of_time:
-        say(f"the script {'hangs' if evidence.hang else 'took too long'}, so it was ended")
+    say_if_killed(evidence)
     if not loaders:
         last = "".join(last_lines(evidence.log)[-1:])
         raise UserError(

@@ -4,6 +4,7 @@ import shlex
 import string
 from collections.abc import Sequence
 
+from accel_demo.lab.observed.observation import processes_in_words
 from accel_demo.lab.shards.own import OwnLoader, OwnShardsResult
 from accel_demo.lab.shards.reading import EpochReads, LoaderReads, ShardsResult, readers_of
 from accel_demo.show import table
@@ -28,9 +29,7 @@ def headline(result: ShardsResult) -> str:
 
 def headline_of_script(result: OwnShardsResult, seen: int) -> str:
     """Describe the processes of a script, `seen` in all, and its command in one line."""
-    processes = counted(result.processes, "connected process")
-    if seen > result.processes:
-        processes = f"{counted(seen, 'process')}, {result.processes} connected"
+    processes = processes_in_words(result.processes, seen)
     return f"{processes}: {shlex.join(result.command_line)}"
 
 

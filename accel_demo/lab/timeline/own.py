@@ -5,8 +5,13 @@ from pathlib import Path
 
 from accel_demo.errors import UserError, say
 from accel_demo.lab.observed.evidence import Evidence
-from accel_demo.lab.observed.observation import observe
-from accel_demo.lab.observed.places import last_lines, short_path
+from accel_demo.lab.observed.observation import (
+    observe,
+    processes_in_words,
+    say_if_killed,
+    too_few_steps,
+)
+from accel_demo.lab.observed.places import short_path
 from accel_demo.lab.observed.ranks import Rank
 from accel_demo.lab.timeline import merge
 from accel_demo.lab.timeline.findings import findings_of
@@ -33,18 +38,13 @@ def measure_script(options) -> tuple[TimelineResult, list[dict], list[dict]]:
 
 def read(evidence: Evidence, options) -> tuple[TimelineResult, list[dict], list[dict]]:
     """Return what `measure_script` returns. Raises `UserError` if no steps were recorded."""
-    if evidence.hang or evidence.out_of_time:
-        say(f"the script {'hangs' if evidence.hang else 'took too long'}, so it was ended")
+    say_if_killed(evidence)
     ranks, own = evidence.ranks, []
     if all(rank.of("own trace") for rank in ranks):
         own = [rank.of("own trace")[-1] for rank in ranks]
     profiles = [profile_of(rank, own) for rank in ranks]
     if not all(profile.trace for profile in profiles):
-        last = "".join(last_lines(evidence.log)[-1:])
-        raise UserError(
-            f"the script has made too few optimizer steps to profile any ({steps_of(ranks)}), and "
-            f"has ended with exit code {evidence.exit_code}: {last}"
-        )
+        raise too_few_steps(evidence)
     traces = merge.load(profiles)
     try:
         timelines, straggler = rank_timelines(profiles, traces, options.steps)
@@ -81,7 +81,7 @@ def profile_of(rank: Rank, own: list[dict]) -> RankProfile:
     trace = event["trace"] or next((each["trace"] for each in own if each in rank.events), "")
     if not Path(trace).is_file() or event["steps"] < LEAST_STEPS:
         trace = ""
-    steps = event["profiled"]
+    steps = event["profiled"] or event["steps"]
     return RankProfile(
         trace=trace,
         processes=event["processes"],
@@ -95,17 +95,9 @@ def profile_of(rank: Rank, own: list[dict]) -> RankProfile:
     )
 
 
-def steps_of(ranks: list[Rank]) -> str:
-    return ", ".join(f"rank {rank.number}: {len(rank.of('step'))}" for rank in ranks)
-
-
 def describe(command: list[str], profiles: list[RankProfile], seen: int, steps: int) -> str:
     """Describe the run in one line. `seen` is the number of processes that were started."""
-    processes = profiles[0].processes
-    text = counted(processes, "connected process")
-    if seen > processes:
-        text = f"{counted(seen, 'process')}, {processes} connected"
-    text += f" on {profiles[0].device}"
+    text = f"{processes_in_words(profiles[0].processes, seen)} on {profiles[0].device}"
     text += f" ({profiles[0].backend})" if profiles[0].backend else ""
     text += f": {shlex.join(command)}, {counted(steps, 'step')}"
     for sizes in profiles[0].bucket_bytes:
