@@ -132,22 +132,5 @@ def median_interval(values: list[float], confidence: float = 0.9) -> list[float]
     return bounds
 
 
-LEAST_SHARE = 0.8  # of the cores; on an idle machine, two processes reach about 0.9
-
-
-def load_warning(cores_busy: float, cores: int) -> str:
-    """Return a warning if work that never waits kept clearly fewer than `cores` cores busy, or "".
-
-    `cores_busy` is CPU time divided by wall-clock time. A process that computes all the time uses
-    as much CPU time as passes, unless it takes turns with other programs.
-    """
-    if cores_busy >= LEAST_SHARE * cores:
-        return ""
-    return (
-        f"warning: this measurement could use only {cores_busy:.1f} of {counted(cores, 'core')}, "
-        "so other programs may have changed its results. Repeat it when the machine is idle."
-    )
-
-
 def interval_text(interval: list[float], digits: int = 2) -> str:
     return " – ".join(f"{bound:.{digits}f}" for bound in interval) or "needs 5 repeats"

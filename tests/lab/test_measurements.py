@@ -6,7 +6,7 @@ from math import comb, log
 
 import pytest
 
-from accel_demo.lab.measurements import Report, Table, load_warning, median_interval
+from accel_demo.lab.measurements import Report, Table, median_interval
 from accel_demo.lab.output import write_json
 
 
@@ -68,15 +68,3 @@ def test_the_json_report_contains_values_medians_and_ratios(tmp_path):
     assert (row["ratios"], row["median_ratio"], row["ratio_interval"]) == ratios
     row = without["rows"]["ours"]
     assert (row["ratios"], row["median_ratio"], row["ratio_interval"]) == ([], None, [])
-
-
-@pytest.mark.parametrize(
-    ("cores_busy", "cores", "is_disturbed"),
-    [(1.75, 2, False), (1.0, 1, False), (0.97, 1, False), (1.33, 2, True), (0.5, 1, True)],
-)
-def test_a_measurement_warns_if_it_kept_clearly_fewer_cores_busy_than_it_could(
-    cores_busy, cores, is_disturbed
-):
-    warning = load_warning(cores_busy, cores)
-    assert warning.startswith("warning: this measurement could use only ") == is_disturbed
-    assert warning or not is_disturbed

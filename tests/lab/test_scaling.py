@@ -223,29 +223,6 @@ def test_speedups_and_shares_are_computed_from_the_images_per_second(measured):
     assert len(measured.json["fits"]) == 4
 
 
-@pytest.mark.parametrize(
-    ("workers", "cores_busy", "cores", "warns"),
-    [
-        ("one after the other", 0.7, 2, True),
-        ("two processes", 1.3, 2, True),
-        ("two processes", 1.0, 1, False),  # it cannot use more
-        ("two threads", 1.0, 2, False),  # they wait for each other
-    ],
-)
-def test_the_output_ends_with_a_warning_if_other_programs_used_the_cores(
-    workers, cores_busy, cores, warns
-):
-    result = made_up(0.25, [1, 2], cores)
-    assert "warning" not in tables.text(result)
-    rows = [
-        dataclasses.replace(row, cores_busy=cores_busy) if row.workers == workers else row
-        for row in result.gil_rows
-    ]
-    text = tables.text(dataclasses.replace(result, gil_rows=rows))
-    assert text.count("warning") == warns
-    assert text.splitlines()[-1].startswith("warning: ") == warns
-
-
 def test_the_output_and_the_picture_contain_the_gil_measurement(measured):
     rows = {(row["work"], row["workers"]): row for row in measured.json["gil_rows"]}
     works = ("preprocessing in Python", "matrix products in torch")

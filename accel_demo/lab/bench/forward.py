@@ -22,14 +22,7 @@ from accel_demo.anatomy import gil
 from accel_demo.anatomy.data_parallel.phases import DataParallel
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.lab.machine import usable_cores
-from accel_demo.lab.measurements import (
-    Report,
-    Table,
-    interval_text,
-    load_warning,
-    median_interval,
-)
+from accel_demo.lab.measurements import Report, Table, interval_text, median_interval
 from accel_demo.models import CLASSES, make_model
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import results_by_rank
@@ -47,9 +40,6 @@ class Case(NamedTuple):
 
     method: str  # ONE, DP or DDP
     has_python: bool  # whether the forward pass also runs code in pure Python
-
-
-COMPUTING = Case(DDP, has_python=True)  # each rank should keep a core busy
 
 
 class WithPython(nn.Module):
@@ -112,7 +102,7 @@ def measure(model_name: str, batch: int, repeats: int) -> Report:
     if threads != "1":  # each thread of DataParallel would use this many
         raise UserError(f"--forward needs OMP_NUM_THREADS=1, got {threads}")
     results = results_by_rank(measure_on_rank, PROCESSES, model_name, batch, repeats)
-    seconds, device, cores_busy = results[0]
+    seconds, device = results[0]
     tables, findings = [], []
     for has_python, name in enumerate(MODELS):
         rates = {
@@ -128,18 +118,15 @@ def measure(model_name: str, batch: int, repeats: int) -> Report:
         )
     used = "nn.DataParallel on two GPUs" if device == "cuda" else "our DataParallel on the CPU"
     findings.append(f"Measured with {used}. Each thread and each process uses one CPU core.")
-    if warning := load_warning(cores_busy, min(PROCESSES, usable_cores())):
-        findings.append(warning)
     return Report(tables, findings, {"processes": PROCESSES, "device": device})
 
 
 def measure_on_rank(
     device: torch.device, model_name: str, batch: int, repeats: int
-) -> tuple[dict[Case, list[float]], str, float]:
-    """Return the seconds of each forward pass, the kind of device, and the number of busy cores.
+) -> tuple[dict[Case, list[float]], str]:
+    """Return the seconds of each forward pass, and the kind of device.
 
-    The times of DDP are those of the slowest rank. The busy cores are those of DDP with Python code
-    in its forward pass, which waits for almost nothing.
+    The times of DDP are those of the slowest rank.
 
     Only rank 0 measures the methods with one process, and the other ranks wait. They wait in gloo,
     because waiting in NCCL would keep their GPUs busy.
@@ -153,21 +140,15 @@ def measure_on_rank(
         if case.method == DDP or dist.get_rank() == 0
     }
     seconds: dict[Case, list[float]] = {case: [] for case in cases}
-    busy_shares: list[float] = []  # of this rank's core, in each round of COMPUTING
     rounds = range(repeats + 1)  # the first one is warm-up
     for repeat in tqdm(rounds, desc="forward", unit="repeat", disable=dist.get_rank() > 0):
         for case in random.Random(repeat).sample(cases, len(cases)):
             dist.barrier(quiet)
             if case in trainings:
-                wall_start, cpu_start = time.perf_counter(), time.process_time()
                 seconds[case].append(trainings[case].run(STEPS))
-                if case == COMPUTING:
-                    cpu_seconds = time.process_time() - cpu_start
-                    busy_shares.append(cpu_seconds / (time.perf_counter() - wall_start))
             dist.barrier(quiet)
     for case in cases:
         by_rank = [of_rank for of_rank in gather_objects(seconds[case]) if of_rank]
         repetitions = list(zip(*by_rank, strict=True))[1:]  # the first one is warm-up
         seconds[case] = [max(ranks) for ranks in repetitions]
-    cores_busy = sum(statistics.median(shares[1:]) for shares in gather_objects(busy_shares))
-    return seconds, device.type, cores_busy
+    return seconds, device.type

@@ -3,9 +3,9 @@
 import statistics
 from pathlib import Path
 
-from accel_demo.anatomy.gil import ONE_AFTER_THE_OTHER, PARTS, PROCESSES
+from accel_demo.anatomy.gil import PARTS
 from accel_demo.lab import hosts, load
-from accel_demo.lab.measurements import interval_text, load_warning
+from accel_demo.lab.measurements import interval_text
 from accel_demo.lab.scaling.fit import LAWS, SerialShareFit
 from accel_demo.lab.scaling.result import GilRow, ScalingResult, ScalingRow
 from accel_demo.show import COLORS, new_figure, save, table
@@ -54,13 +54,6 @@ def text(result: ScalingResult) -> str:
         cells.append([row.work, row.workers, *speedup, f"{row.cores_busy:.2f}"])
     parts.append(table([*head, "cores busy"], cells))
     parts.append(f"This Python has {'the' if result.has_gil else 'no'} global interpreter lock.")
-    cores = {ONE_AFTER_THE_OTHER: 1, PROCESSES: min(PARTS, result.cores)}  # that each could use
-    warnings = [
-        load_warning(row.cores_busy, cores[row.workers])
-        for row in result.gil_rows
-        if row.workers in cores
-    ]
-    parts += list(filter(None, warnings))[:1]
     return "\n\n".join(parts)
 
 
