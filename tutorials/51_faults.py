@@ -1,4 +1,4 @@
-"""Put twelve faults into 51_checks.py, one at a time, and print which check finds each first.
+"""Put fourteen faults into 51_ddp.py, one at a time, and print which check finds each first.
 
 python tutorials/51_faults.py
 """
@@ -12,12 +12,12 @@ import textwrap
 import traceback
 from pathlib import Path
 
-import torch  # noqa: F401 (imported once, before the processes are forked)
+import checks  # with torch, once, before the processes are forked
 
 from accel_demo import show
 from accel_demo.processes.launch import free_port
 
-CHECKS = Path(__file__).with_name("51_checks.py")
+HERE = Path(__file__).parent
 PROCESSES = 2
 WIDTH = 60  # characters of a check's message
 OWN_GROUP = '("gloo", rank=0, world_size=1, store=dist.HashStore())'
@@ -26,8 +26,12 @@ FAULTS = {  # what is wrong: the right text, the wrong text
     "each process connects only with itself": ('("gloo")', OWN_GROUP),
     "other samples under the same numbers": ("(80, 4)", "(80, 4).roll(rank, 0)"),
     "other weights on each rank, and no wrapper": (
-        "model = DistributedDataParallel(",
-        "torch.manual_seed(rank)\n    model = nn.Sequential(",
+        "model = DistributedDataParallel(nn.Sequential(*layers))",
+        "torch.manual_seed(rank), layers[0].reset_parameters()\n    model = nn.Sequential(*layers)",
+    ),
+    "one rank has more batches": (
+        "sampler=sampler)",
+        "sampler=range(32 + 4 * rank))",
     ),
     "each epoch begins with an equal seed on all ranks": (
         "        seen = []\n",
@@ -35,10 +39,11 @@ FAULTS = {  # what is wrong: the right text, the wrong text
     ),
     "the batch size of one process": ("_SIZE // world_size //", "_SIZE //"),
     "the forward pass goes around the wrapper": ("mse_loss(model(", "mse_loss(model.module("),
-    "only rank 0 clips the gradients": ("optimizer.step()", f"{CLIP}\n{' ' * 12}optimizer.step()"),
-    "no sampler": ("sampler=sampler", "shuffle=False"),
+    "only rank 0 clips the gradients": ("optimizer.step()", f"{CLIP}\n{' ' * 16}optimizer.step()"),
+    "no sampler": ("sampler=sampler)", "shuffle=False)"),
     "no `set_epoch`": ("sampler.set_epoch(epoch)", "pass"),
     "a schedule of one step per batch": (") // MICRO_BATCHES\n    sch", ")\n    sch"),
+    "each rank evaluates its own BatchNorm": ("dist.broadcast(buffer, src=0)", "pass"),
     "each rank evaluates all samples": ("range(rank, len(valid_set), world_size)", "range(16)"),
     "each rank has the score of its own samples": (
         "errors_of_all) / len(errors_of_all)",
@@ -54,15 +59,15 @@ def run_rank(script: Path, rank: int, port: int, found: multiprocessing.SimpleQu
     try:
         runpy.run_path(str(script), run_name="__main__")
     except AssertionError as error:
-        line = traceback.extract_tb(error.__traceback__)[-1].lineno
-        above = "\n".join(script.read_text().splitlines()[:line])
-        found.put((re.findall(r"# (\d+\. .*)", above)[-1], str(error)))
+        frames = traceback.extract_tb(error.__traceback__)
+        name = next(frame.name for frame in frames if frame.filename == checks.__file__)
+        found.put((getattr(checks, name).__doc__, str(error)))
     except RuntimeError:
         pass  # the other rank has left
 
 
 def main() -> None:
-    fork, text, started = multiprocessing.get_context("fork"), CHECKS.read_text(), []
+    fork, text, started = multiprocessing.get_context("fork"), (HERE / "51_ddp.py").read_text(), []
     with tempfile.TemporaryDirectory() as folder:
         for number, (right, wrong) in enumerate(FAULTS.values(), start=1):
             script, port, found = Path(folder, f"{number}.py"), free_port(), fork.SimpleQueue()

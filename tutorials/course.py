@@ -29,6 +29,7 @@ NOT_RUN = ("python3 -m venv", "source ", "python -m pip", "CUDA_VISIBLE_DEVICES=
 COURSE = yaml.safe_load((TUTORIALS / "course.yaml").read_text())
 QUESTIONS = yaml.safe_load((TUTORIALS / "questions.yaml").read_text())
 INDEX = yaml.safe_load((FOLDER / "messages.yaml").read_text())
+GALLERY = "pitfalls/README.md"
 
 
 def prose_of(text: str) -> str:
@@ -136,28 +137,28 @@ def print_symptoms() -> None:
         print(f"| {row['symptom']} | {link(row)} |")
 
 
+def print_groups(file: str = "") -> None:
+    """Print a list of the symptoms in the gallery, with links to them in `file`, as Markdown."""
+    for symptom, heading in symptoms().items():
+        count = sum(each["symptom"] == symptom for each in pitfalls())
+        print(f"- [{heading}]({file}#{anchor(heading)}) ({count})")
+
+
 def print_pitfalls() -> None:
-    """Print a list of the symptoms, and a table of the pitfalls of each one, as Markdown."""
-    rows_of = {
-        heading: [each for each in pitfalls() if each["symptom"] == symptom]
-        for symptom, heading in symptoms().items()
-    }
-    for heading, rows in rows_of.items():
-        print(f"- [{heading}](#{anchor(heading)}) ({len(rows)})")
-    for heading, rows in rows_of.items():
-        print(f"\n### {heading}\n")
-        print("| the broken script prints | what is wrong | cause, cure | scripts | audit | page |")
+    """Print a table of the pitfalls of each symptom, for the README in their folder."""
+    for symptom, heading in symptoms().items():
+        print(f"\n## {heading}\n")
+        print("| the broken script prints | what is wrong | cause | cure | read | audit |")
         print("|---|---|---|---|---|---|")
-        for row in rows:
+        for row in [each for each in pitfalls() if each["symptom"] == symptom]:
             name = row["name"]
-            scripts = f"[broken](pitfalls/{name}_broken.py), [fixed](pitfalls/{name}_fixed.py)"
+            read = f"[broken]({name}_broken.py), [fixed]({name}_fixed.py)"
+            read += f", [page {row['page']}](../{link(row).split('](')[1]}" if "page" in row else ""
             kinds = [kind for kind, key in (("error", "audit"), ("note", "note")) if key in row]
             found = kinds[0] if kinds else f"no: {row['unseen']}"
             title = f"[{row['title']}]({row['thread']})" if "thread" in row else row["title"]
             prints = row.get("message") or "; ".join(row["broken"])
-            reason = f"{row['cause']} {row['cure']}"
-            page = link(row) if "page" in row else ""
-            print(f"| `{prints}` | {title} | {reason} | {scripts} | {found} | {page} |")
+            print(f"| `{prints}` | {title} | {row['cause']} | {row['cure']} | {read} | {found} |")
 
 
 def print_messages() -> None:
@@ -165,17 +166,20 @@ def print_messages() -> None:
 
     A † marks the messages that the tests find in a library but cannot cause on every machine.
     """
+    links = {row["message"]: link(row) for row in INDEX["messages"]}
     print("| message | answer |\n|---|---|")
     rows, texts = list(INDEX["messages"]), "\n".join(row["message"] for row in INDEX["messages"])
     for each in pitfalls():
         message = each.get("message", "")
         if message not in texts:  # neither a row, nor a part of one
-            rows.append({"message": message, "page": 51, "heading": symptoms()[each["symptom"]]})
+            rows.append({"message": message})
+            heading = symptoms()[each["symptom"]]
+            links[message] = f"[gallery: {heading}]({GALLERY}#{anchor(heading)})"
             texts += message
     for row in sorted(rows, key=lambda row: without_error(row["message"]).lower()):
         quotes = "``" if "`" in row["message"] else "`"
         mark = " †" if "library" in row else ""
-        print(f"| {quotes}{row['message']}{quotes}{mark} | {link(row)} |")
+        print(f"| {quotes}{row['message']}{quotes}{mark} | {links[row['message']]} |")
 
 
 def without_error(message: str) -> str:

@@ -25,7 +25,7 @@ from accel_demo.errors import UserError, one_line_errors
 from accel_demo.options import Parser
 from accel_demo.processes.launch import REPOSITORY
 
-OTHER_PAGES = ("README.md", "benchmarks/BENCHMARKS.md")
+OTHER_PAGES = ("README.md", "benchmarks/BENCHMARKS.md", "tutorials/pitfalls/README.md")
 # Numbers of the slowest pages. To shorten the whole run, these pages start first.
 SLOWEST = ("91", "10", "11", "34", "23", "24", "33", "31", "30")
 CHANGED = 5  # exit code of `cog --check` if the page would change

@@ -101,7 +101,7 @@ def test_ranks_with_batches_of_different_sizes_are_named(tmp_path):
 
 
 def test_the_command_prints_a_map_for_each_loader_of_a_script(tmp_path):
-    script = REPOSITORY / "tutorials/51_checks.py"
+    script = REPOSITORY / "tutorials/51_ddp.py"
     command = ["accel-demo", "shards", "--json", "out.json", "--plot", "out.svg", script]
     ended = run_to_end(command, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
@@ -110,7 +110,7 @@ def test_the_command_prints_a_map_for_each_loader_of_a_script(tmp_path):
     assert "16 samples (told apart by content" in ended.stdout
     result = json.loads((tmp_path / "out.json").read_text())
     assert [loader["trains"] for loader in result["loaders"]] == [True, False]
-    assert "51_checks.py:" in (tmp_path / "out.svg").read_text()
+    assert "51_ddp.py:" in (tmp_path / "out.svg").read_text()
 
 
 @pytest.mark.parametrize(
