@@ -1,21 +1,26 @@
 """Record numbers of each optimizer step, so that two runs of a script can be compared.
 
 All runs begin with the same seed, and shuffle in the same order: Accelerate draws another one in
-several processes than in one. Dropout is switched off, because its masks depend on the number of
-processes, and a run in one process multiplies the batch sizes.
+several processes than in one, and `DistributedSampler` another one than a loader that shuffles.
+Each sample is loaded with a seed of its own, for augmentation. Dropout is switched off, because its
+masks depend on the number of processes, and a run in one process multiplies the batch sizes.
 """
 
 import functools
 import os
 import random
 import sys
+import zlib
 
 from . import memory, processes, training
 from .events import emit, guarded
 from .windows import optimizers, window_of
 
 FACTOR = "ACCEL_DEMO_PARITY"  # environment variable: the factor for the batch sizes of the loaders
+ORDER = "ACCEL_DEMO_PARITY_ORDER"  # environment variable: the seed of a `DistributedSampler`
 SEED = 1234
+DROPOUTS = ["dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"]
+DROPOUTS += ["feature_alpha_dropout"]
 MOST_VALUES = 64  # of each tensor
 _losses: list[float] = []  # of the backward passes since the last step
 _names: dict[int, str] = {}  # ID of a parameter -> its name
@@ -31,8 +36,10 @@ def observe_torch(torch) -> None:
     factor = float(os.environ[FACTOR])
     if factor != 1:
         _scale_batches(torch.utils.data, factor)
-    torch.nn.functional.dropout = _without_dropout
+    _switch_dropout_off(torch)
     torch.utils.data.RandomSampler.__iter__ = _shuffled
+    processes.wrap("__iter__", _note_order, torch.utils.data.DistributedSampler)
+    torch.utils.data._utils.fetch._MapDatasetFetcher.fetch = _fetched
     processes.wrap("__enter__", _autocast, torch.amp.autocast_mode.autocast)
     backward = torch.autograd.backward
 
@@ -61,7 +68,8 @@ def _shuffled(sampler):
     """Return the indices of a `RandomSampler`, in an order that depends only on the pass."""
     torch = sys.modules["torch"]
     sampler.passes = getattr(sampler, "passes", -1) + 1
-    generator = torch.Generator().manual_seed(SEED + sampler.passes)
+    seed = int(os.environ.get(ORDER, SEED)) + sampler.passes
+    generator = torch.Generator().manual_seed(seed)
     length = len(sampler.data_source)
     if sampler.replacement:
         indices = torch.randint(length, (sampler.num_samples,), generator=generator)
@@ -75,8 +83,55 @@ def _shuffled(sampler):
     return iter(order[: sampler.num_samples].tolist())
 
 
-def _without_dropout(input, p=0.5, training=True, inplace=False):
+@guarded
+def _note_order(sampler) -> None:
+    if sampler.shuffle:
+        emit("order", seed=sampler.seed)
+
+
+def _fetched(fetcher, indices):
+    """Return a batch of a dataset, as `_MapDatasetFetcher.fetch` does, with a seed per sample."""
+    if not fetcher.auto_collation:
+        return fetcher.collate_fn(fetcher.dataset[indices])
+    torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
+    states = random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state()
+    samples = []
+    for index in indices:
+        seed = zlib.crc32(repr(index).encode())
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if numpy:
+            numpy.random.seed(seed)
+        samples.append(fetcher.dataset[index])
+    random.setstate(states[0])
+    torch.set_rng_state(states[1])
+    if numpy:
+        numpy.random.set_state(states[2])
+    return fetcher.collate_fn(samples)
+
+
+def _switch_dropout_off(torch) -> None:
+    functional = torch.nn.functional
+    for name in DROPOUTS:
+        setattr(functional, name, _without_dropout)
+    torch.dropout = _without_dropout
+    attend = functional.scaled_dot_product_attention
+
+    @functools.wraps(attend)
+    def attend_to_all(query, key, value, attn_mask=None, dropout_p=0.0, *args, **kwargs):
+        return attend(query, key, value, attn_mask, 0.0, *args, **kwargs)
+
+    functional.scaled_dot_product_attention = attend_to_all
+    for kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU):
+        processes.wrap("forward", _without_dropout_of_layers, kind)
+
+
+def _without_dropout(input, *_, **__):
     return input
+
+
+def _without_dropout_of_layers(module, *_) -> None:
+    module.dropout = 0.0
 
 
 def _scale_batches(data, factor: float) -> None:
@@ -84,7 +139,10 @@ def _scale_batches(data, factor: float) -> None:
     make_loader, make_sampler = data.DataLoader.__init__, data.BatchSampler.__init__
 
     def scaled(size):
-        return size if size is None else max(1, round(size * factor))
+        if size is None:
+            return None
+        emit("scaled", size=size)
+        return max(1, round(size * factor))
 
     @functools.wraps(make_loader)
     def loader_init(self, dataset, batch_size=1, *args, **kwargs):
@@ -126,7 +184,7 @@ def _before_step(optimizer) -> None:
         names=[_names.get(id(each), f"parameter {n}") for n, each in enumerate(parameters)],
         gradients=[_summary(each.grad) for each in parameters],
         weights=[_summary(each) for each in parameters],
-        low_precision=bool(_autocasts),
+        low_precision=bool(_autocasts) or any(each.element_size() < 4 for each in parameters),
         settings=[training.settings_of(group) for group in optimizer.param_groups],
     )
     _losses.clear()
@@ -159,8 +217,8 @@ def _name_parameters() -> None:
 
 
 def _short(name: str) -> str:
-    """Return the name without the prefixes of wrappers."""
-    return name.replace("module.", "").replace("_orig_mod.", "")
+    """Return the name without the names of wrappers."""
+    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
 
 
 def _summary(tensor) -> list | None:

@@ -1,18 +1,15 @@
 """Test which first difference `accel-demo parity` names between two runs of a script."""
 
+import json
+
 import pytest
 
 from accel_demo.errors import UserError
 from accel_demo.lab.observed.ranks import Rank
 from accel_demo.lab.parity.command import main
-from accel_demo.lab.parity.own import (
-    StepsOfRun,
-    compare,
-    factor_of,
-    samples_of,
-    single_command,
-    with_batch_flag,
-)
+from accel_demo.lab.parity.own import compare, factor_of, single_command, with_batch_flag
+from accel_demo.lab.parity.steps import StepsOfRun, samples_of
+from tests.conftest import run_to_end
 from tests.observer.test_checks import observe
 
 # Trains for three steps, in one process or in several.
@@ -66,6 +63,55 @@ def test_a_real_script_is_equal_and_batch_norm_is_named(tmp_path):
         assert all(step.same_samples for step in result.steps)
         assert result.kind == kind, result.text
         assert ("BatchNorm uses the mean and variance" in result.text) == (kind is not None)
+
+
+# A usual script: a sampler only in several processes, the same global batch in any number of them,
+# dropout in attention, and augmentation.
+USUAL = """
+import os, sys, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+class Augmented(torch.utils.data.Dataset):
+    samples = torch.randn(64, 4, 8, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        return self.samples[number] + torch.randn(4, 8) / 10, number % 2
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+seed = rank if "--fault" in sys.argv else 7
+sampler = DistributedSampler(Augmented(), seed=seed) if world > 1 else None
+loader = DataLoader(Augmented(), 16 // world, shuffle=sampler is None, sampler=sampler)
+model = torch.nn.Sequential(
+    torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.nn.Flatten(),
+    torch.nn.Linear(32, 2),
+)
+model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for inputs, labels in loader:
+    loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "kind"), [("", None), ("--fault", "samples")])
+def test_what_a_usual_script_does_is_no_difference(fault, kind, tmp_path):
+    (tmp_path / "train.py").write_text(USUAL)
+    words = ["accel-demo", "parity", "--quick", "--json", tmp_path / "x.json", "--processes", "2"]
+    ended = run_to_end([*words, tmp_path / "train.py", *fault.split()], timeout=100, cwd=tmp_path)
+    assert ended.returncode == (kind is not None), ended.stderr
+    result = json.loads((tmp_path / "x.json").read_text())
+    assert (result["processes"], result["kind"], result["factor"]) == (2, kind, 1)
+    assert "larger batches, or more of them, by itself" in ended.stderr
 
 
 # Synthetic runs
@@ -127,6 +173,11 @@ def a_run(ranks=1, steps=3, **changes) -> StepsOfRun:
             "step 2: lr of the optimizer is 0.1 in one process, and 0.2 in several",
         ),
         (
+            {"settings": lambda step, value: [{"lr": 0.1, "initial_lr": 0.1}]},
+            None,
+            "no difference",
+        ),
+        (
             {"weights": lambda step, value: [tensor(1.0, 7.0), tensor(0.1)]},
             "start",
             "step 1: the runs do not start with the same weights: 0.weight differs",
@@ -137,6 +188,18 @@ def test_the_first_difference_is_named(change, kind, text):
     result = compare(a_run(), a_run(2, **change), 2.0, ["x"], ["y"])
     assert (result.kind, result.processes) == (kind, 2)
     assert result.text.startswith(text)
+
+
+def test_a_rank_that_differs_from_the_others_is_named():
+    for key, value, kind, text in (
+        ("settings", [{"lr": 0.2}], "settings", "lr of the optimizer is 0.1 on rank 0, and 0.2"),
+        ("weights", [tensor(1.0, 2.1), tensor(0.1)], "ranks", "after it, 0.weight differs betw"),
+    ):
+        several = a_run(2)
+        (several.gradients if key == "settings" else several.updates)[1][0][key] = value
+        result = compare(a_run(), several, 2.0, [], [])
+        assert (result.kind, result.first_step) == (kind, 1)
+        assert text in result.text
 
 
 def test_the_steps_of_two_optimizers_are_compared_with_those_of_the_same_one():
@@ -178,7 +241,8 @@ def test_samples_are_those_of_the_batches_of_a_step():
         steps.append({"kind": "step", "time": 0.0, "optimizer": 0})
     first, second = samples_of(Rank(1, 0, 1, steps))
     assert first is not None and second is not None
-    assert (first.total(), second.total(), len(first & second)) == (4, 4, 0)
+    assert (first.contents.total(), second.contents.total()) == (4, 4)
+    assert not first.contents & second.contents
 
 
 @pytest.mark.parametrize(
@@ -190,15 +254,17 @@ def test_samples_are_those_of_the_batches_of_a_step():
         ),
         ("accelerate launch t.py", "accelerate launch --num_processes 1 t.py"),
         (f"python {RUN} t.py", f"python {RUN} --nproc-per-node 1 t.py"),
+        ("torchrun -m package.train", "torchrun --nproc-per-node 1 -m package.train"),
+        (f"python {RUN} -m train", f"python {RUN} --nproc-per-node 1 -m train"),
     ],
 )
 def test_the_command_with_one_process(command, expected):
     assert single_command(command.split(), None) == expected.split()
 
 
-@pytest.mark.parametrize("command", ["python t.py", "bash t.sh", "torchrun -m package.train"])
+@pytest.mark.parametrize("command", ["python t.py", "bash t.sh", "torchrun train", "python -m t"])
 def test_a_command_that_cannot_run_in_one_process_is_refused(command):
-    with pytest.raises(UserError, match="starts its processes itself|parity needs a script"):
+    with pytest.raises(UserError, match="parity must choose the number of processes"):
         single_command(command.split(), None)
 
 
