@@ -14,7 +14,7 @@ import zlib
 
 from . import memory, processes, training
 from .events import emit, guarded
-from .windows import optimizers, window_of
+from .windows import optimizers, parameters_of, window_of
 
 FACTOR = "ACCEL_DEMO_PARITY"  # environment variable: the factor for the batch sizes of the loaders
 ORDER = "ACCEL_DEMO_PARITY_ORDER"  # environment variable: the seed of a `DistributedSampler`
@@ -41,14 +41,7 @@ def observe_torch(torch) -> None:
     processes.wrap("__iter__", _note_order, torch.utils.data.DistributedSampler)
     torch.utils.data._utils.fetch._MapDatasetFetcher.fetch = _fetched
     processes.wrap("__enter__", _autocast, torch.amp.autocast_mode.autocast)
-    backward = torch.autograd.backward
-
-    @functools.wraps(backward)
-    def observed_backward(*args, **kwargs):
-        _note_loss(*args)
-        return backward(*args, **kwargs)
-
-    torch.autograd.backward = observed_backward
+    processes.wrap("backward", _note_loss, torch.autograd)
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
@@ -173,7 +166,7 @@ def _note_loss(loss=None, *_) -> None:
 def _before_step(optimizer) -> None:
     if len(training.stepping()) > 1:  # an optimizer in an optimizer
         return
-    parameters = memory.parameters_of([optimizer])
+    parameters = parameters_of(optimizer)
     if not _names:
         _name_parameters()
     emit(
@@ -194,7 +187,7 @@ def _before_step(optimizer) -> None:
 def _after_step(optimizer) -> None:
     if training.stepping():
         return
-    parameters = memory.parameters_of([optimizer])
+    parameters = parameters_of(optimizer)
     buffers = [
         (name, buffer)
         for model in memory.models_of(parameters)
@@ -211,7 +204,7 @@ def _after_step(optimizer) -> None:
 
 
 def _name_parameters() -> None:
-    for model in memory.models_of(memory.parameters_of(optimizers())):
+    for model in memory.models_of([p for each in optimizers() for p in parameters_of(each)]):
         for name, parameter in model.named_parameters():
             _names[id(parameter)] = _short(name)
 
