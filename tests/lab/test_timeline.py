@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.guess import comparison
-from accel_demo.lab.timeline import command, merge, recording, spans, straggler
+from accel_demo.lab.timeline import command, merge, recording, spans, straggler, tables
 from accel_demo.lab.timeline.phases import PHASES, RankTrace, rank_timelines
 from accel_demo.lab.timeline.recording import ProfileSettings
-from accel_demo.lab.timeline.result import RankProfile
+from accel_demo.lab.timeline.result import RankProfile, TimelineResult
 from accel_demo.models import make_model
 from tests.conftest import REPOSITORY, run_to_end
 
@@ -316,6 +316,27 @@ def test_checking_the_files_leaves_nothing_behind_and_keeps_what_is_there(tmp_pa
     (tmp_path / "trace.json").mkdir()
     with pytest.raises(UserError, match="trace.json: it is a folder"):
         command.read(["--output", str(tmp_path)])
+
+
+@pytest.mark.parametrize("arguments", [[], [__file__]])
+def test_a_folder_that_even_root_cannot_create_is_an_error_before_anything_starts(
+    arguments, monkeypatch
+):
+    monkeypatch.setattr(command, "measure", None)
+    monkeypatch.setattr(command, "measure_script", None)
+    with pytest.raises(UserError, match="cannot write into --output /proc/x: No such file"):
+        command.main(["--output", "/proc/x", *arguments])
+
+
+def test_a_late_rank_is_not_explained_on_a_busy_machine(others, monkeypatch):
+    profiles, traces, _ = others[0]
+    ranks, _ = rank_timelines(profiles, traces)
+    ranks[1] = replace(ranks[1], late_ms=ranks[1].wall_ms + tables.LEAST_MS)
+    result = TimelineResult(2, "gloo", "cpu", "", {}, [], ranks, straggler=None, findings=[])
+    monkeypatch.setattr(tables.load, "warning", lambda: "")
+    assert "rank 1 is late" in tables.verdict(result)[0]
+    monkeypatch.setattr(tables.load, "warning", lambda: "busy machine")
+    assert tables.verdict(result) == ["no rank is slower than the others in each step"]
 
 
 # Synthetic traces, whose expected result is known to the millisecond

@@ -19,6 +19,7 @@ import random
 import re
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
@@ -180,9 +181,7 @@ def check_images(options) -> None:
 def files_to_write(options) -> dict[str, Path]:
     """Return the path of each output file. Raises `UserError` if a file cannot be written."""
     folder = options.output
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        raise UserError(f"cannot write into --output {folder}: {existing} is not a writable folder")
+    check_folder(folder)
     files = {"trace": folder / "trace.json", "page": options.html or folder / "timeline.html"}
     files |= {name: getattr(options, name) for name in ("json", "plot") if getattr(options, name)}
     resolved = []
@@ -194,6 +193,20 @@ def files_to_write(options) -> dict[str, Path]:
             raise UserError(f"{path} cannot contain two outputs. Choose two names.")
         resolved.append(path.resolve())
     return files
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `UserError` if no file can be written into a folder, or if it cannot be created."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(f"cannot write into --output {folder}: {error.strerror}") from None
+    finally:
+        for path in missing:  # the command creates them again if it can measure
+            with suppress(OSError):
+                path.rmdir()
 
 
 def measure(options) -> tuple[TimelineResult, list[dict]]:
