@@ -84,13 +84,18 @@ def observe_torch(torch) -> None:
     loader.__iter__, iterator._reset = observed_begin, observed_reset
     iterator._next_index, iterator.__next__ = observed_index, observed_batch
     limits.shorten(loader)
+    mute_workers(torch)
 
+
+def mute_workers(torch, also=lambda: None) -> None:
+    """Write no events in processes that load data, and do not train. Call `also` in them."""
     worker = torch.utils.data._utils.worker
     work = worker._worker_loop
 
     @functools.wraps(work)
     def quiet_work(*args, **kwargs):
-        mute()  # this process loads data, and does not train
+        also()
+        mute()
         return work(*args, **kwargs)
 
     worker._worker_loop = quiet_work

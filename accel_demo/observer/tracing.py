@@ -15,18 +15,16 @@ one can be active in a process.
 
 import contextlib
 import functools
-import gzip
 import os
-import shutil
 import sys
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from . import ends
-from .events import emit, guarded, is_own_file, line_of_script, mute, path_of
+from . import ends, loaders, own_profilers
+from .events import emit, guarded, line_of_script, path_of
+from .step_counts import Averages, Reads
 
 STEPS_BEFORE = 3  # before the profile, while DDP rebuilds its buckets and torch allocates memory
 READS = "item", "tolist", "cpu", "__float__"  # on a GPU, they wait until it has finished
@@ -55,15 +53,16 @@ class Tracer:
         self.optimizer: weakref.ref | None = None  # the one whose steps are counted
         self.optimizers: dict[int, Any] = {}  # all of them, by ID
         self.pid = os.getpid()
-        self.steps_ended = self.optimizer_steps = self.steps_profiled = 0
+        self.steps_ended = self.steps_profiled = 0
         self.own_profilers = self.own_traces = 0  # that the script has begun, and written
-        self.own_is_active = self.is_changing = self.is_complete = False
+        self.own_is_active = self.is_changing = self.is_complete = self.is_over = False
+        self.done_after: int | None = None  # steps, after which nothing else is to be profiled
         self.profiler = None
         self.phase = self.step = contextlib.ExitStack()  # `record_function` of the current ones
         self.name: str | None = None  # of the current phase
         self.started_at = 0.0
         self.wall_ms: dict[int, float] = {}  # of all steps but the first
-        self.reads: Counter = Counter()  # calls of READS by line, in the profiled steps
+        self.reads, self.averages = Reads(), Averages()
         self.device = "cpu"  # the type of the device
         self.result: dict = {}  # once the profile is complete
 
@@ -93,6 +92,7 @@ class Tracer:
         if self.device != "cpu":
             torch.accelerator.synchronize()  # so that the step includes all its kernels
         self.step.close()
+        self.reads.end_step(is_counted=self.started_at > 0)
         if self.started_at:
             self.wall_ms[self.steps_ended + 1] = 1000 * (time.perf_counter() - self.started_at)
         self.steps_ended += 1
@@ -110,7 +110,6 @@ class Tracer:
             if self.profiler is not None:  # not complete yet
                 self.steps_profiled += 1
                 if self.steps_profiled == 1:
-                    self.reads.clear()
                     self.at_first_step()
         elif self.steps_ended >= STEPS_BEFORE and not self.is_complete and not self.own_is_active:
             profiler = torch.profiler
@@ -148,8 +147,18 @@ class Tracer:
             self.profiler.stop()
 
     def may_end_run(self) -> bool:
+        """Return True if nothing else is to be profiled, neither on this rank nor on others."""
+        if self.done_after is None and self.ends_run and self.is_done():
+            self.done_after = self.steps_ended
+        if self.done_after is None:
+            return False
+        return bool(own_profilers.may_end(self.steps_ended, self.done_after, processes()))
+
+    def is_done(self) -> bool:
         """Return True if nothing else is to be profiled, neither here nor by the script."""
-        return self.ends_run and self.is_complete and self.own_profilers <= 0
+        if self.own_is_active:  # if it has written two traces, it may repeat this without end
+            return self.own_traces > 1 and self.steps_ended > STEPS_BEFORE + self.steps
+        return self.is_complete and (self.own_profilers <= 0 or self.own_traces > 0)
 
     def describe(self) -> dict:
         """Return what the analysis needs besides the trace."""
@@ -159,14 +168,19 @@ class Tracer:
             "trace": self.path,
             "wall_ms": self.wall_ms,
             "device": self.device,
-            "processes": dist.get_world_size() if is_connected else 1,
+            "processes": processes(),
             "backend": dist.get_backend() if is_connected else "",
             "bucket_bytes": bucket_bytes() if is_connected else [],
             "steps": self.steps_ended,
-            "optimizer_steps": self.optimizer_steps,
-            "profiled": self.steps_profiled,
-            "reads": [[*key, count] for key, count in self.reads.items()],
+            "averages": self.averages.of_steps,
+            "reads": [[*key, steps] for key, steps in self.reads.steps.items()],
         }
+
+
+def processes() -> int:
+    """Return the number of connected processes."""
+    dist = sys.modules["torch"].distributed
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def bucket_bytes() -> list[list[int]]:
@@ -228,31 +242,16 @@ def observe_torch(torch) -> None:
     _around(torch.autograd, "backward", _backward)
     _around(torch.nn.utils, "clip_grad_norm_", _optimizer)
     _around(torch.nn.utils, "clip_grad_value_", _optimizer)
-    _around(torch.optim.Optimizer, "zero_grad", _optimizer)
+    _around(torch.optim.Optimizer, "zero_grad", _zero_grad)
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
     if torch.distributed.is_available():
         replica = torch.nn.parallel.DistributedDataParallel
         _around(replica, "_pre_forward", _forward)
-    profile = torch.autograd.profiler.profile
-    _around(profile, "_prepare_trace", _prepares)
-    _around(profile, "__exit__", _exits)
-    _around(torch.profiler.profile, "__init__", _creates)
-    _around(torch.profiler.profile, "stop", _stops)
-    _around(torch.profiler._KinetoProfile, "export_chrome_trace", _exports)
+    own_profilers.observe_torch(torch, _around)
     for name in READS:
         _around(torch.Tensor, name, functools.partial(_read, name))
-
-    worker = torch.utils.data._utils.worker
-    work = worker._worker_loop
-
-    @functools.wraps(work)
-    def quiet_work(*args, **kwargs):
-        _tracer.clear()
-        mute()  # this process loads data, and does not train
-        return work(*args, **kwargs)
-
-    worker._worker_loop = quiet_work
+    loaders.mute_workers(torch, _tracer.clear)
 
 
 def current() -> Tracer | None:
@@ -293,11 +292,14 @@ def _data_wait(tracer, call, iterator):
 def _forward(tracer, call, model, *inputs):
     is_training = model.training and sys.modules["torch"].is_grad_enabled()
     _models.add(model)
+    tracer.averages.forward(model)
     tracer.mark("forward" if is_training else "evaluation")
     return call()
 
 
 def _backward(tracer, call, *inputs):
+    tracer.averages.backward(in_optimizer=bool(_stepping))
+    tracer.reads.computed(inputs[0] if inputs else None)
     before = tracer.mark("backward")
     result = call()
     # A backward pass in the closure of an optimizer is a part of its step.
@@ -309,7 +311,13 @@ def _optimizer(tracer, call, *inputs):
     before = tracer.mark("optimizer")
     result = call()
     tracer.mark("optimizer" if before == "optimizer" else None)
+    tracer.reads.computed(result)  # the norm of the gradients, if it clips them
     return result
+
+
+def _zero_grad(tracer, call, *inputs):
+    tracer.averages.zeroed()
+    return _optimizer(tracer, call)
 
 
 def _before_step(optimizer, args, kwargs) -> None:
@@ -321,6 +329,7 @@ def _before_step(optimizer, args, kwargs) -> None:
     tracer.optimizers[id(optimizer)] = optimizer
     if len(_stepping) == 1:
         if tracer.may_end_run():
+            tracer.is_over = True  # the script may still write a trace of some steps, as it ends
             emit("enough", steps=tracer.steps_ended, line=line_of_script(3))
             sys.exit(0)
         tracer.mark("optimizer")
@@ -331,54 +340,12 @@ def _after_step(optimizer, args, kwargs) -> None:
         return
     del _stepping[_stepping.index(optimizer) :]
     if not _stepping:
-        tracer.optimizer_steps += 1
+        tracer.averages.stepped()
         tracer.mark(None)
         tracer.step_ended(optimizer)
 
 
-def _prepares(tracer, call, *profiler):
-    if not tracer.is_changing:
-        tracer.give_way()
-    return call()
-
-
-def _exits(tracer, call, *arguments):
-    result = call()
-    if tracer.profiler is None:
-        tracer.own_is_active = False
-    return result
-
-
-def _creates(tracer, call, *arguments):
-    tracer.own_profilers += not tracer.is_changing
-    return call()
-
-
-def _stops(tracer, call, profiler):
-    tracer.own_profilers -= profiler is not tracer.profiler and not tracer.is_changing
-    return call()
-
-
-def _exports(tracer, call, profiler, path, *arguments):
-    result = call()
-    if path != tracer.path:
-        tracer.own_traces += 1
-        _copy(tracer, path)
-    return result
-
-
-@guarded
-def _copy(tracer, path) -> None:
-    """Copy a trace that the script has written."""
-    copy = path_of(f"own-{tracer.own_traces}.trace")
-    source = gzip.open(path) if str(path).endswith(".gz") else open(path, "rb")
-    with source, open(copy, "wb") as target:
-        shutil.copyfileobj(source, target)
-    emit("own trace", trace=copy, path=os.path.abspath(path))
-
-
-def _read(name: str, tracer, call, tensor, *arguments):
-    frame = sys._getframe(2)
-    if is_own_file(frame.f_code.co_filename):
-        tracer.reads[frame.f_code.co_filename, frame.f_lineno, name] += 1
+def _read(method: str, tracer, call, tensor, *arguments):
+    if tracer.name != "evaluation":
+        tracer.reads.note(tensor, tracer.device, sys._getframe(2), method)
     return call()

@@ -1,18 +1,23 @@
 """Test what `accel-demo timeline` says about the steps of any script."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from accel_demo.errors import UserError
 from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.ranks import Rank
 from accel_demo.lab.timeline.command import main
 from accel_demo.lab.timeline.findings import findings_of
-from accel_demo.lab.timeline.own import read
+from accel_demo.lab.timeline.own import own_traces_of, read
 from accel_demo.lab.timeline.phases import rank_timelines
 from accel_demo.lab.timeline.result import RankProfile
 from accel_demo.lab.timeline.straggler import STEPS_NEEDED
+from accel_demo.observer.events import _Log
+from accel_demo.observer.step_counts import Averages, Reads
 from tests.conftest import REPOSITORY, run_to_end
 from tests.observer.test_checks import observe
 
@@ -48,6 +53,40 @@ for inputs, targets in loader:
     accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
     optimizer.step()
     optimizer.zero_grad()
+raise SystemExit("the run must end before this line")
+"""
+
+# Only rank 0 profiles itself, again and again. Each model averages its gradients once per step. The
+# labels are on the CPU, and the predictions are read in an evaluation every 4 steps.
+PROFILES_RANK_0 = """
+import contextlib
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile, schedule
+from torch.utils.data import DataLoader, TensorDataset
+
+dist.init_process_group("gloo")
+data = TensorDataset(torch.randn(800, 8), torch.ones(800, dtype=torch.long))
+actor, critic = (DistributedDataParallel(torch.nn.Linear(8, 2)) for _ in range(2))
+optimizer = torch.optim.SGD([*actor.parameters(), *critic.parameters()], 0.01)
+profiler = contextlib.nullcontext()
+if dist.get_rank() == 0:
+    write = lambda profiler: profiler.export_chrome_trace("own.json")
+    profiler = profile(schedule=schedule(wait=1, warmup=1, active=3), on_trace_ready=write)
+with profiler:
+    for step, (inputs, labels) in enumerate(DataLoader(data, 8)):
+        positive = (labels > 0).sum().item()
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(actor(inputs), labels).backward()
+        critic(inputs).square().mean().backward()
+        optimizer.step()
+        if dist.get_rank() == 0:
+            profiler.step()
+        if step % 4 == 0:
+            with torch.no_grad():
+                for inputs, labels in DataLoader(data, 80):
+                    correct = (actor.module(inputs).argmax(1) == labels).sum().item()
 raise SystemExit("the run must end before this line")
 """
 
@@ -90,6 +129,31 @@ def test_the_lanes_contain_only_the_steps_to_show(read_steps):
     for rank in result.ranks:
         last = [step.number for step in rank.steps][-Options.steps :]
         assert sorted({bar.step for bar in rank.lanes["activity"]}) == last
+
+
+@pytest.fixture(scope="module")
+def profiled_on_rank_0(tmp_path_factory):
+    return observe(PROFILES_RANK_0, tmp_path_factory.mktemp("rank-0"), ACCEL_DEMO_TRACE=str(STEPS))
+
+
+def test_all_ranks_end_before_the_same_step_if_only_rank_0_profiles_itself(profiled_on_rank_0):
+    assert profiled_on_rank_0.exit_code == 0, profiled_on_rank_0.log
+    [steps] = {event["steps"] for rank in profiled_on_rank_0.ranks for event in rank.of("enough")}
+    assert steps < 20
+    result, traces, own_traces = read(profiled_on_rank_0, Options)
+    assert (result.processes, len(traces), own_traces) == (2, 2, [])
+    numbers = [[step.number for step in rank.steps] for rank in result.ranks]
+    assert numbers[0] == numbers[1] and len(numbers[0]) == 2  # of 3, the first begins earlier
+
+
+def test_one_average_per_model_and_reads_of_labels_or_in_an_evaluation_are_right(
+    profiled_on_rank_0,
+):
+    for rank in profiled_on_rank_0.ranks:
+        for event in rank.of("traced"):
+            assert event["reads"] == [] and set(event["averages"]) == {1}
+    result, *_ = read(profiled_on_rank_0, Options)
+    assert result.findings == []
 
 
 def test_a_script_that_makes_no_step_is_an_error_of_one_line():
@@ -254,6 +318,68 @@ def test_what_the_script_does_is_named_with_its_numbers():
     [found] = named(traces, STEPS_NEEDED, bucket_bytes=[[8192] * 20])
     assert "in 20 buckets of 8 KiB on average" in found
     twice = [*a_step(), ("backward", 96, 99), ("c10d::allreduce_", 97, 98)]
-    [found] = named([steps_of(twice)] * 2, STEPS_NEEDED)
+    [found] = named([steps_of(twice)] * 2, STEPS_NEEDED, averages=2)
     assert found.startswith("2 backward passes of a step average the gradients")
-    assert named([steps_of(twice)] * 2, STEPS_NEEDED, optimizer_steps=2.0) == []
+    assert named([steps_of(twice)] * 2, STEPS_NEEDED, averages=1) == []
+    assert named([steps_of(a_step())] * 2, STEPS_NEEDED, averages=2) == []
+
+
+def averages_of(*passes: str) -> list[int]:
+    """Return the averages before each step: "a" is a forward pass of a model, the rest methods."""
+    averages, models = Averages(), {}
+    for each in passes:
+        if each.startswith("backward"):
+            averages.backward(in_optimizer=each.endswith("in step"))
+        elif each in ("zeroed", "stepped"):
+            getattr(averages, each)()
+        else:
+            group = SimpleNamespace(size=lambda: 2)
+            is_averaged = "local" not in each
+            model = models.setdefault(each[0], SimpleNamespace(process_group=group))
+            model.require_backward_grad_sync = is_averaged
+            averages.forward(model)
+    return averages.of_steps
+
+
+def test_the_backward_passes_that_average_are_counted_for_each_model_between_steps():
+    assert averages_of("a", "backward", "a", "backward", "stepped") == [2]
+    assert averages_of("a local", "backward", "a", "backward", "stepped") == [1]
+    assert averages_of("a", "backward", "c", "backward", "stepped") == [1]
+    assert averages_of("a", "c", "a", "backward", "backward", "stepped") == [1]
+    assert averages_of("a", "backward", "stepped", "a", "c", "backward", "stepped") == [1, 1]
+    assert averages_of("a", "backward", "zeroed", "a", "backward", "stepped") == [1]
+    assert averages_of(*["a", "backward in step"] * 4, "stepped") == []
+
+
+def test_a_read_of_a_tensor_counts_if_it_needs_a_gpu():
+    parameter = torch.ones(1, requires_grad=True)
+    loss, labels = 2 * parameter, torch.ones(1)
+    reads = Reads()
+    reads.computed(loss)
+
+    def is_counted(tensor, device="cpu") -> bool:
+        return bool(reads._needs_gpu(tensor, device))
+
+    assert [is_counted(each) for each in (loss, loss.detach(), parameter)] == [True] * 3
+    assert not is_counted(labels)
+    assert not is_counted(loss, "cuda") and is_counted(torch.ones(1, device="meta"), "meta")
+
+
+def test_a_line_that_reads_twice_in_a_step_counts_once_in_it(tmp_path, monkeypatch):
+    reads = Reads()
+    monkeypatch.setattr(_Log, "folder", str(tmp_path))  # otherwise, nothing is observed
+    for is_counted in (False, True, True):
+        for _ in range(2):
+            reads.note(torch.ones(1, requires_grad=True), "cpu", sys._getframe(), "item")
+        reads.end_step(is_counted)
+    assert list(reads.steps.values()) == [2]
+
+
+def test_a_trace_of_the_same_steps_is_used_if_a_rank_has_only_its_own():
+    written = [{"kind": "own trace", "time": 0, "steps": steps} for steps in (4, 8, 12)]
+    ranks = [
+        Rank(1, 0, 2, written),
+        Rank(2, 1, 2, [{"kind": "traced", "time": 0, "trace": "x", "steps": 9}]),
+    ]
+    assert own_traces_of(ranks) == [written[1], None]
+    assert own_traces_of(ranks[:1]) == [written[2]]

@@ -7,15 +7,6 @@ from accel_demo.lab.timeline.result import RankProfile, RankTimeline, TimelineFi
 from accel_demo.lab.timeline.straggler import STEPS_NEEDED
 from accel_demo.wording import byte_size, duration
 
-KINDS = {
-    "computes longer": "one rank computes longer than the others in each step",
-    "waits for data": "a rank, or each of them, waits for its DataLoader",
-    "waits for messages": "all ranks wait for the messages of collectives",
-    "wait for each other": "all ranks wait for each other, one after the other",
-    "averages each micro-batch": "each backward pass averages gradients, not only the last one",
-    "small messages": "the gradients are sent in many small messages",
-    "reads tensors": "a line reads the value of a tensor in each step",
-}
 DATA_SHARE, MESSAGE_SHARE, RANK_SHARE = 0.3, 0.4, 0.3  # of the step
 LEAST_DATA_MS = 1.0
 MANY_MESSAGES, SMALL_BYTES = 10, 2**20  # buckets of a model, and their mean size
@@ -97,10 +88,14 @@ def _least_share(ranks: list[RankTimeline], phase: str) -> float:
 
 
 def _micro_batches(profiles: list[RankProfile], ranks: list[RankTimeline]) -> list[TimelineFinding]:
-    """Find models that average their gradients in each backward pass of an accumulation."""
-    needed = max(profile.optimizer_steps for profile in profiles)
+    """Find a model that averages its gradients in each backward pass of an accumulation.
+
+    The traces confirm that so many backward passes of a step send something: a script may have
+    replaced what DDP does.
+    """
     sent = median(step.sending_backwards for rank in ranks for step in rank.steps)
-    if not any(profiles[0].bucket_bytes) or sent < 2 * needed:
+    sent = min(sent, *(profile.averages for profile in profiles))
+    if not any(profiles[0].bucket_bytes) or sent < 2:
         return []
     text = f"{sent:.0f} backward passes of a step average the gradients between the ranks: only "
     text += "the last one needs to (no_sync, or Accelerate's accumulate)"
@@ -120,14 +115,10 @@ def _buckets(profiles: list[RankProfile]) -> list[TimelineFinding]:
 def _reads(profiles: list[RankProfile]) -> list[TimelineFinding]:
     """Find the lines of the script that read the value of a tensor in each step."""
     findings = []
-    for file, line, method, often in profiles[0].reads:
-        if often >= 1 - MOST_STEPS_WITHOUT:
+    for file, line, method, share in profiles[0].reads:
+        if share >= 1 - MOST_STEPS_WITHOUT:
             place = f"{short_path(file)}:{line}: {text_of([file, line])}"
-            text = f"{place} calls {method}{_times(often)} in each step: on a GPU, the CPU waits "
+            text = f"{place} calls {method} in each step: on a GPU, the CPU waits "
             text += "there until the GPU has computed the value"
             findings.append(TimelineFinding("reads tensors", None, text))
     return findings
-
-
-def _times(often: float) -> str:
-    return f" {often:.0f} times" if round(often) > 1 else ""

@@ -1,7 +1,9 @@
 """Read what the observer has recorded about the steps of the reader's script."""
 
+import math
 import shlex
 from pathlib import Path
+from statistics import median
 
 from accel_demo.errors import UserError, say
 from accel_demo.lab.observed.evidence import Evidence
@@ -28,7 +30,7 @@ def measure_script(options) -> tuple[TimelineResult, list[dict], list[dict]]:
     """Profile the reader's command.
 
     Returns the result, our trace of each rank, and the last trace that the script itself has
-    written on each rank, or an empty list if not all of them have.
+    written on each rank, or an empty list if not all of them have one.
     """
     limits = {TRACED_STEPS: str(max(options.steps, STEPS_NEEDED))}
     limits["KINETO_LOG_LEVEL"] = "99"  # hides the profiler's log messages
@@ -39,10 +41,9 @@ def measure_script(options) -> tuple[TimelineResult, list[dict], list[dict]]:
 def read(evidence: Evidence, options) -> tuple[TimelineResult, list[dict], list[dict]]:
     """Return what `measure_script` returns. Raises `UserError` if no steps were recorded."""
     say_if_killed(evidence)
-    ranks, own = evidence.ranks, []
-    if all(rank.of("own trace") for rank in ranks):
-        own = [rank.of("own trace")[-1] for rank in ranks]
-    profiles = [profile_of(rank, own) for rank in ranks]
+    ranks = evidence.ranks
+    own = own_traces_of(ranks)
+    profiles = [profile_of(rank, trace) for rank, trace in zip(ranks, own, strict=True)]
     if not all(profile.trace for profile in profiles):
         raise too_few_steps(evidence)
     traces = merge.load(profiles)
@@ -63,13 +64,27 @@ def read(evidence: Evidence, options) -> tuple[TimelineResult, list[dict], list[
         straggler=straggler,
         findings=findings_of(profiles, timelines, straggler),
     )
-    for event in own:
+    found = [event for event in own if event]
+    for event in found:
         say(f"found the script's own trace {short_path(event['path'])}")
-    own_profiles = [RankProfile(e["trace"], 0, "", "", [], 0, {}) for e in own]
-    return result, traces, merge.load(own_profiles) if own else []
+    own_profiles = [RankProfile(e["trace"], 0, "", "", [], 0, {}) for e in found]
+    return result, traces, merge.load(own_profiles) if len(found) == len(ranks) else []
 
 
-def profile_of(rank: Rank, own: list[dict]) -> RankProfile:
+def own_traces_of(ranks: list[Rank]) -> list[dict | None]:
+    """Return the last trace that the script itself has written on each rank, if any.
+
+    If some ranks have a trace of ours, it is the last one of the same steps, if there is one.
+    """
+    ours = [event["steps"] for rank in ranks for event in rank.of("traced") if event["trace"]]
+    traces = [rank.of("own trace") for rank in ranks]
+    common = [
+        [each for each in own if each["steps"] <= min(ours, default=math.inf)] for own in traces
+    ]
+    return [next(reversed(early or own), None) for early, own in zip(common, traces, strict=True)]
+
+
+def profile_of(rank: Rank, own: dict | None) -> RankProfile:
     """Return the profile of a rank. `trace` is "" if it has none with at least two steps.
 
     If the script's own profiler has left no time for ours, its trace is used.
@@ -78,10 +93,9 @@ def profile_of(rank: Rank, own: list[dict]) -> RankProfile:
     event = next((each for each in events if each["trace"]), events[-1] if events else None)
     if event is None:
         return RankProfile("", 1, "", "", [], 0, {})
-    trace = event["trace"] or next((each["trace"] for each in own if each in rank.events), "")
+    trace = event["trace"] or (own["trace"] if own else "")
     if not Path(trace).is_file() or event["steps"] < LEAST_STEPS:
         trace = ""
-    steps = event["profiled"] or event["steps"]
     return RankProfile(
         trace=trace,
         processes=event["processes"],
@@ -90,8 +104,8 @@ def profile_of(rank: Rank, own: list[dict]) -> RankProfile:
         bucket_bytes=event["bucket_bytes"],
         clock_ahead_ns=0,  # all ranks run on this machine
         wall_ms={int(step): ms for step, ms in event["wall_ms"].items()},
-        optimizer_steps=event["optimizer_steps"] / max(1, event["steps"]),
-        reads=[[*read, count / max(1, steps)] for *read, count in event["reads"]],
+        averages=median(event["averages"] or [0]),
+        reads=[[*read, steps / len(event["wall_ms"])] for *read, steps in event["reads"]],
     )
 
 

@@ -18,8 +18,9 @@ class RankProfile:
     bucket_bytes: list[list[int]]  # of each model wrapped in DistributedDataParallel
     clock_ahead_ns: int  # relative to rank 0's clock
     wall_ms: dict[int, float]  # keys: numbers of the steps
-    optimizer_steps: float = 1.0  # of all optimizers, in each step
-    reads: list[list] = field(default_factory=list)  # [file, line, method, how often per step]
+    # Backward passes before an optimizer step in which one model averages its gradients (median)
+    averages: float = 1.0
+    reads: list[list] = field(default_factory=list)  # [file, line, method, share of the steps]
     network: str = ""  # name of its network namespace
 
 
@@ -86,7 +87,7 @@ class BucketTrial:
 
 @dataclass(frozen=True)
 class TimelineFinding:
-    """What makes the steps slow. `kind` is a key of `findings.KINDS`."""
+    """What makes the steps slow. `kind` is for example "waits for data"."""
 
     kind: str
     rank: int | None  # None if it is all of them
