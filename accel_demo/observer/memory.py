@@ -17,6 +17,7 @@ STEPS_BEFORE = 3  # DDP rebuilds its buckets, and the optimizer creates its stat
 MMAP_BYTES = 64 * 1024  # larger allocations are returned to the system as soon as they are freed
 STATUS, CLEAR = "/proc/self/status", "/proc/self/clear_refs"
 MOST_EVENTS = 100_000  # allocations in the snapshot of a GPU
+MOST_NODES = 100_000  # of autograd's graph, which are counted after a step
 
 
 class Meter(Tracer):
@@ -27,6 +28,8 @@ class Meter(Tracer):
         self.base: int | None = None  # bytes before the first forward pass of a step
         self.before_forward = self.activations = self.backwards = 0
         self.of_files: int | None = None  # resident bytes of files, which the peak contains
+        self.parameters: list = []  # of the optimizers, and of all modules that contain one of them
+        self.gradients = self.all_gradients = 0  # bytes before an optimizer step: here, of all
 
     def after_fork(self) -> "Meter":
         return Meter(path_of("memory"), self.steps)
@@ -35,11 +38,15 @@ class Meter(Tracer):
     def mark(self, phase: str | None) -> str | None:
         """Record the bytes at the beginning of a phase, without those of the gradients."""
         before, self.name = self.name, phase
-        if self.steps_ended < STEPS_BEFORE or phase not in ("forward", "backward"):
+        if self.steps_ended < STEPS_BEFORE or phase not in ("forward", "backward", "optimizer"):
             return before
-        gradients = [
-            each.grad for each in parameters_of(self.optimizers.values()) if each.grad is not None
-        ]
+        if not self.parameters:  # not in each step, because it is slow
+            self.parameters = self.models_and_parameters()[1]
+        gradients = [each.grad for each in self.parameters if each.grad is not None]
+        if phase == "optimizer":  # `zero_grad` may follow, of one optimizer after the other
+            self.gradients = max(self.gradients, bytes_of(gradients))
+            self.all_gradients = max(self.all_gradients, whole_bytes_of(gradients))
+            return before
         used = self.used() - bytes_of(gradients)
         if phase == "forward" and before != "forward":
             self.before_forward = used
@@ -63,6 +70,7 @@ class Meter(Tracer):
                 base=self.base,
                 activations=self.activations,
                 backwards=self.backwards,
+                graph=graph_nodes(),
                 peak=None if peak is None else peak - self.base,
             )
             self.steps_profiled += 1
@@ -114,33 +122,56 @@ class Meter(Tracer):
                 file.write("5")  # https://docs.kernel.org/filesystems/proc.html
             self.of_files = _status("VmRSS") - _status("RssAnon")
 
-    def state(self) -> dict:
-        """Return the bytes of the tensors that stay between steps: on this rank, and of all."""
-        torch = sys.modules["torch"]
+    def models_and_parameters(self) -> tuple[list, list]:
+        """Return the outermost modules with a parameter of an optimizer, and all parameters."""
         trained = parameters_of(self.optimizers.values())
         models = models_of(trained)
-        parameters = list({id(p): p for model in models for p in model.parameters()}.values())
-        states = [
-            value
-            for optimizer in self.optimizers.values()
-            for values in optimizer.state.values()
-            if isinstance(values, dict)
-            for value in values.values()
-            if isinstance(value, torch.Tensor)
-        ]
-        parameters = parameters or trained
+        each_once = {id(p): p for model in models for p in model.parameters()}
+        return models, list((each_once | {id(p): p for p in trained}).values())
+
+    def state(self) -> dict:
+        """Return the bytes of the tensors that stay between steps: on this rank, and of all."""
+        trained = parameters_of(self.optimizers.values())
+        models, parameters = self.models_and_parameters()
+        states = self.optimizer_states()
         return {
             "parameters": bytes_of(parameters),
             "all_parameters": whole_bytes_of(parameters),
-            "trained": bytes_of(trained),
-            "all_trained": whole_bytes_of(trained),
-            "optimizer_state": bytes_of(states),
-            "all_optimizer_state": whole_bytes_of(states),
-            "largest_block": max((largest_block(model) for model in models), default=0),
+            "gradients": self.gradients,
+            "all_gradients": self.all_gradients,
+            "trained": whole_bytes_of(trained),
+            "optimizer_state": bytes_of(each for own in states.values() for each in own),
+            "whole_states": [whole_bytes_of(own) for own in states.values()],
+            "other_models": self.bytes_of_other_models(models),
+            "blocks": [block_sizes(model) for model in models],
             "is_sharded": any(hasattr(each, "to_local") for each in parameters),
             "view_of_buckets": any(model.gradient_as_bucket_view for model in tracing.models()),
             "optimizers": [type(each).__name__ for each in self.optimizers.values()],
         }
+
+    def optimizer_states(self) -> dict[int, list]:
+        """Return the state tensors of each parameter by its ID, in the optimizers' order."""
+        tensor = sys.modules["torch"].Tensor
+        found: dict[int, dict] = {id(each): {} for each in parameters_of(self.optimizers.values())}
+        for optimizer in self.optimizers.values():
+            for parameter, values in optimizer.state.items():
+                own = values.values() if isinstance(values, dict) else ()
+                tensors = {id(each): each for each in own if isinstance(each, tensor)}
+                found.setdefault(id(parameter), {}).update(tensors)
+        return {key: list(tensors.values()) for key, tensors in found.items()}
+
+    def bytes_of_other_models(self, models: list) -> int:
+        """Return the bytes of all other modules, such as a teacher or averaged weights."""
+
+        def tensors_of(modules) -> list:
+            tensors = (each for m in modules for each in (*m.parameters(), *m.buffers()))
+            return [each for each in tensors if each.device.type == self.device]
+
+        own = {id(model) for model in models}
+        others = [each for each in outermost_modules() if id(each) not in own]
+        known = storages_of(tensors_of(models))
+        found = storages_of(tensors_of(others))
+        return sum(size for key, size in found.items() if key not in known)
 
 
 def parameters_of(optimizers) -> list:
@@ -156,12 +187,17 @@ def parameters_of(optimizers) -> list:
 
 def bytes_of(tensors) -> int:
     """Return the bytes of the storages of these tensors on this rank, each counted once."""
+    return sum(storages_of(tensors).values())
+
+
+def storages_of(tensors) -> dict[int, int]:
+    """Return the bytes of each storage of these tensors on this rank, by its address."""
     found = {}
     for each in tensors:
         local = each.to_local() if hasattr(each, "to_local") else each
         storage = local.untyped_storage()
         found[storage.data_ptr()] = storage.nbytes()
-    return sum(found.values())
+    return found
 
 
 def whole_bytes_of(tensors) -> int:
@@ -169,35 +205,64 @@ def whole_bytes_of(tensors) -> int:
     return sum(each.numel() * each.element_size() for each in tensors)
 
 
-def largest_block(model) -> int:
-    """Return the bytes of the parameters of the largest block.
+def block_sizes(model) -> list[int]:
+    """Return the bytes of the parameters outside of blocks, and of the two largest blocks.
 
     Blocks are the children of a list or sequence of modules of one class, as in a transformer. A
     model without them is made of its layers.
     """
     lists = (sys.modules["torch"].nn.ModuleList, sys.modules["torch"].nn.Sequential)
     blocks = [
-        whole_bytes_of(child.parameters())
+        list(child.parameters())
         for module in model.modules()
         if isinstance(module, lists) and len(module) > 1 and len({type(c) for c in module}) == 1
         for child in module
     ]
-    layers = [whole_bytes_of(each.parameters(recurse=False)) for each in model.modules()]
-    return max(blocks or layers)
+    blocks = blocks or [list(each.parameters(recurse=False)) for each in model.modules()]
+    in_blocks = {id(each) for block in blocks for each in block}
+    outside = [each for each in model.parameters() if id(each) not in in_blocks]
+    largest = sorted(map(whole_bytes_of, blocks), reverse=True)
+    return [whole_bytes_of(outside), *(largest + [0])[:2]]
+
+
+def outermost_modules() -> list:
+    """Return all modules that are not in another one."""
+    modules = _objects_of(sys.modules["torch"].nn.Module)
+    inner = {id(child) for module in modules for child in module.children()}
+    return [module for module in modules if id(module) not in inner]
 
 
 def models_of(parameters: list) -> list:
     """Return the outermost modules that contain one of the parameters, without wrappers' copies."""
-    module_type, ids = sys.modules["torch"].nn.Module, {id(each) for each in parameters}
-    objects = gc.get_objects()
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, module_type)}
-    modules = [each for each in objects if type(each) in kinds]
-    inner = {id(child) for module in modules for child in module.children()}
+    ids = {id(each) for each in parameters}
     return [
         module
-        for module in modules
-        if id(module) not in inner and any(id(each) in ids for each in module.parameters())
+        for module in outermost_modules()
+        if any(id(each) in ids for each in module.parameters())
     ]
+
+
+def graph_nodes() -> int:
+    """Return how many nodes of autograd's graph are kept alive by tensors, at most MOST_NODES."""
+    tensors = _objects_of(sys.modules["torch"].Tensor)
+    waiting = [each.grad_fn for each in tensors if not each.is_leaf]
+    seen = set(waiting)
+    while waiting and len(seen) < MOST_NODES:
+        for node, _ in waiting.pop().next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting.append(node)
+    return len(seen)
+
+
+def _objects_of(base: type) -> list:
+    """Return all objects of a class, or of one derived from it, that the garbage collector knows.
+
+    The type is compared, because `isinstance` would run the code of a lazy object or a proxy.
+    """
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, base)}
+    return [each for each in objects if type(each) in kinds]
 
 
 def _status(key: str) -> int:

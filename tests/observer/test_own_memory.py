@@ -4,10 +4,21 @@ import json
 from statistics import median
 
 import pytest
+import torch
 
 from accel_demo.errors import UserError
 from accel_demo.lab.memory.command import main
-from accel_demo.lab.memory.own import LEAST_GROWTH, growth_of, result_of
+from accel_demo.lab.memory.own import (
+    KINDS,
+    LEAST_GROWTH,
+    RankMemory,
+    findings_of,
+    growth_of,
+    predict,
+    result_of,
+)
+from accel_demo.lab.observed.ranks import Rank
+from accel_demo.observer.memory import graph_nodes
 from tests.conftest import REPOSITORY, run_to_end
 from tests.observer.test_checks import observe
 
@@ -27,6 +38,12 @@ for step in range(12):
     optimizer.step()
     optimizer.zero_grad()
 raise SystemExit("the run must end before this line")
+"""
+FROZEN = """
+import copy
+teacher = copy.deepcopy(model.module).requires_grad_(False)
+model.module[0].requires_grad_(False)
+model = DistributedDataParallel(model.module)
 """
 PARAMETERS = 4 * (512 * 2048 + 2048 + 2048 * 512 + 512)
 # ReLU's output (also the second layer's input) and the model's output, which `square` saves
@@ -50,7 +67,69 @@ def test_what_a_script_holds_is_measured_on_each_rank(tmp_path):
     assert ddp.peak - zero_1.peak == pytest.approx(2 * PARAMETERS * 7 / 8, rel=0.001)
     assert ddp.peak > zero_1.peak > zero_2.peak > fsdp.peak - fsdp.kinds["gathered blocks"]
     assert fsdp.kinds["parameters"] == PARAMETERS / 8
-    assert fsdp.kinds["gathered blocks"] == 3 * 4 * (512 * 2048 + 2048)
+    assert fsdp.kinds["gathered blocks"] == 4 * (2 * (512 * 2048 + 2048) + 2048 * 512 + 512)
+
+
+def test_a_frozen_model_has_no_gradients_and_a_teacher_is_counted_apart(tmp_path):
+    script = SCRIPT.replace("optimizer = ", FROZEN + "optimizer = ")
+    [rank, _] = result_of(observe(script, tmp_path, ACCEL_DEMO_MEMORY="5"), ["x"], 2).ranks
+    assert rank.kinds["parameters"] == rank.kinds["other models"] == PARAMETERS
+    assert rank.kinds["gradients"] == rank.kinds["buckets"] == 4 * (2048 * 512 + 512)
+
+
+STATE = {
+    "all_parameters": 100, "all_gradients": 100, "gradients": 100, "trained": 100,
+    "is_sharded": False, "view_of_buckets": False, "blocks": [[0, 60, 40]],
+}  # fmt: skip
+
+
+def predicted(*states: dict) -> dict[str, dict]:
+    """Return the kinds of each strategy for 2 devices, from what the ranks record."""
+    memory = RankMemory(0, dict.fromkeys(KINDS, 0), in_step=100, growth=0, steps=1)
+    rank = Rank(1, 0, 2, [{"kind": "memory", "backwards": 1}])
+    found = predict(rank, [STATE | each for each in states], memory, 2)
+    return {each.strategy: each.kinds for each in found}
+
+
+def test_the_optimizer_state_of_zero_is_that_of_all_ranks():
+    zero = predicted({"whole_states": [80, 0]}, {"whole_states": [0, 120]})
+    ddp = predicted(*[{"whole_states": [80, 120]}] * 2)
+    for each in (zero, ddp):
+        assert each["DDP"]["optimizer state"] == 200
+        assert each["ZeRO-1"]["optimizer state"] == 100
+    different = predicted({"whole_states": [80]}, {"whole_states": [0, 120]})
+    assert different["DDP"]["optimizer state"] == 80, "the ranks train different parameters"
+
+
+def test_fsdp_gathers_no_more_than_the_blocks_of_a_model_and_one_gradient():
+    def gathered(gradients: int, *blocks: int) -> int:
+        state = {"whole_states": [], "all_gradients": gradients, "blocks": [blocks]}
+        return predicted(state)["ZeRO-3, FSDP2"]["gathered blocks"]
+
+    assert gathered(100, 0, 60, 40) == 60 + 40 + 60
+    assert gathered(100, 0, 100, 0) == 200, "one block: its parameters and its gradients"
+    assert gathered(10, 0, 60, 40) == 60 + 40 + 10, "nearly all parameters are frozen"
+    assert gathered(100, 50, 25, 25) == 50 + 25 + 25 + 25, "an embedding stays gathered"
+
+
+def test_kept_graphs_are_named_only_if_the_graph_grows():
+    def finding(keeps_graph: bool) -> str:
+        kinds = dict.fromkeys(KINDS, 0)
+        [text] = findings_of([RankMemory(0, kinds, 0, LEAST_GROWTH, 9, keeps_graph)])
+        return text
+
+    assert "such as losses without .detach()" in finding(True)
+    assert "but autograd's graph does not" in finding(False)
+
+
+def test_the_nodes_of_the_graph_are_counted_while_a_tensor_keeps_them():
+    before, weight = graph_nodes(), torch.ones(2, requires_grad=True)
+    total = (2 * weight).sum()
+    assert graph_nodes() == before + 3  # with that which adds to the gradient
+    total = total + total.square()
+    assert graph_nodes() == before + 5
+    del total
+    assert graph_nodes() == before
 
 
 def test_memory_that_grows_in_nearly_each_step_is_named_and_noise_is_not():
@@ -86,6 +165,8 @@ def test_one_process_predicts_the_memory_of_two_within_10_percent(options, tmp_p
     "arguments, message",
     [
         ("--batch-size 5 SCRIPT", "--batch-size is about our own models: leave it out"),
+        ("--model vgg11 SCRIPT", "--model is about our own models: leave it out"),
+        ("--timeout 600", "--timeout is about your own script"),
         ("--devices 4", "--devices is about your own script"),
         ("--devices 1 SCRIPT", "--devices must be from 2 to 100000, got 1"),
     ],

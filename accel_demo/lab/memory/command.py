@@ -73,7 +73,8 @@ def main_of_script(arguments: list[str]) -> int:
     """Show the memory of the reader's script."""
     parser = make_parser()
     options = read_command(parser, arguments, "memory")
-    refuse_options(parser, options, OF_OUR_MODELS, "our own models")
+    words = arguments[: -len(options.command)]
+    refuse_options(parser, options, OF_OUR_MODELS, "our own models", words)
     if options.devices is not None and not 2 <= options.devices <= 100_000:
         raise UserError(f"--devices must be from 2 to 100000, got {options.devices}")
     result = own.measure_script(options)
@@ -115,7 +116,8 @@ def read(arguments: list[str]):
     """Return the options. Raises `UserError` if --batch-size is too small for the model."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    refuse_options(parser, options, [*OF_SCRIPTS, "devices", "output"], "your own script")
+    names = [*OF_SCRIPTS, "devices", "output"]
+    refuse_options(parser, options, names, "your own script", arguments)
     least = 2 if options.model.startswith("resnet") else 1  # BatchNorm on 1×1 maps needs 2 images
     if options.batch_size < least:
         raise UserError(

@@ -21,13 +21,16 @@ from accel_demo.wording import byte_size, counted
 
 STEPS, QUICK_STEPS = 12, 6
 LEAST_STEPS = 4  # to say that the memory grows
-GATHERED = 3  # blocks that FSDP2 holds whole: the current one, its gradients, and the next one
 LEAST_GROWTH = 64 * 1024  # bytes per step; less is not noticed
-KINDS = ["parameters", "gradients", "optimizer state", "buckets", "gathered blocks", "activations"]
+GATHERED = "gathered blocks"  # a part of what a step needs, and never measured on their own
+KINDS = ["parameters", "gradients", "optimizer state", "buckets", "other models"]
+KINDS += [GATHERED, "activations"]
+MEASURED = [kind for kind in KINDS if kind != GATHERED]
+LASTING = ["parameters", "optimizer state", "buckets", "other models"]
 LEFT_OUT = (
-    "The formulas do not contain what is the same everywhere: Python, the libraries and the data; "
-    "on GPUs, also CUDA's context, the allocator's unused blocks, and the workspaces of cuBLAS, "
-    "cuDNN and NCCL."
+    "The formulas do not contain what is the same everywhere: Python, the libraries, the data, and "
+    "tensors that no module or optimizer holds; on GPUs, also CUDA's context, the allocator's "
+    "unused blocks, and the workspaces of cuBLAS, cuDNN and NCCL."
 )
 
 
@@ -35,10 +38,11 @@ LEFT_OUT = (
 class RankMemory:
     """Bytes on one rank of the script.
 
-    `kinds` maps `KINDS` to what exists on this rank; activations are what a forward pass has added
-    when backward begins. `in_step` is the most that a step has needed in addition to parameters,
-    optimizer state and buckets, so it contains gradients (0 if it is unknown). `growth` is how much
-    more memory is in use after each step than after the one before.
+    `kinds` maps `KINDS` to what exists on this rank, except that gathered blocks are 0.
+    Activations are what a forward pass has added when backward begins. `in_step` is the most that a
+    step has needed in addition to the `LASTING` kinds, so it contains gradients and gathered blocks
+    (0 if it is unknown). `growth` is how much more memory is in use after each step than after the
+    one before, and `keeps_graph` is True if more of autograd's graph is alive, too.
     """
 
     rank: int
@@ -46,13 +50,11 @@ class RankMemory:
     in_step: int
     growth: int
     steps: int
+    keeps_graph: bool = False
 
     @property
     def peak(self) -> int:
         return sum(self.kinds[kind] for kind in LASTING) + self.in_step
-
-
-LASTING = ["parameters", "optimizer state", "buckets"]
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def result_of(evidence: Evidence, command: list[str], devices: int | None) -> Ow
         optimizers=states[0]["optimizers"],
         ranks=ranks,
         devices=devices,
-        strategies=predict(evidence.ranks[0], states[0], ranks[0], devices),
+        strategies=predict(evidence.ranks[0], states, ranks[0], devices),
         findings=findings_of(ranks),
     )
 
@@ -122,42 +124,48 @@ def result_of(evidence: Evidence, command: list[str], devices: int | None) -> Ow
 def memory_of(rank: Rank, state: dict) -> RankMemory:
     steps = rank.of("memory")
     buckets = 0 if state["view_of_buckets"] else sum(map(sum, state["bucket_bytes"]))
-    sizes = [
-        state["parameters"],
-        state["trained"],
-        state["optimizer_state"],
-        buckets,
-        GATHERED * state["largest_block"] if state["is_sharded"] else 0,
-        round(median(step["activations"] for step in steps)),
-    ]
+    kinds = {
+        "parameters": state["parameters"],
+        "gradients": state["gradients"],
+        "optimizer state": state["optimizer_state"],
+        "buckets": buckets,
+        "other models": state["other_models"],
+        GATHERED: 0,
+        "activations": round(median(step["activations"] for step in steps)),
+    }
     return RankMemory(
         rank=rank.number,
-        kinds=dict(zip(KINDS, sizes, strict=True)),
+        kinds=kinds,
         in_step=round(median(step["peak"] or 0 for step in steps)),
         growth=growth_of([step["base"] for step in steps]),
         steps=len(steps),
+        keeps_graph=growth_of([step["graph"] for step in steps], least=1) > 0,
     )
 
 
-def growth_of(base: list[int]) -> int:
-    """Return by how many bytes the memory grows in a step, if it does so in nearly all steps."""
+def growth_of(base: list[int], least: int = LEAST_GROWTH) -> int:
+    """Return by how much a number grows in a step, if by at least `least` in nearly all steps."""
     changes = sorted(after - before for before, after in zip(base, base[1:], strict=False))
-    if len(base) < LEAST_STEPS or changes[len(changes) // 5] < LEAST_GROWTH:
+    if len(base) < LEAST_STEPS or changes[len(changes) // 5] < least:
         return 0
     return round(median(changes))
 
 
-def predict(rank: Rank, state: dict, memory: RankMemory, devices: int) -> list[StrategyMemory]:
+def predict(
+    rank: Rank, states: list[dict], memory: RankMemory, devices: int
+) -> list[StrategyMemory]:
     """Calculate the bytes on each of `devices` devices from those of one rank.
 
-    Parameters, gradients and optimizer state come from the shapes of the tensors. Activations, and
-    what else a step needs, are as large as on the rank, if each device gets as many samples.
-    Sources: sections 3 and 5 of https://arxiv.org/abs/1910.02054 (ZeRO), and for FSDP2's blocks
-    torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
+    Parameters, gradients and optimizer state come from the shapes of the tensors. Activations,
+    other models, and what else a step needs are as large as on the rank, if each device gets as
+    many samples.
+    Source: sections 3 and 5 of https://arxiv.org/abs/1910.02054 (ZeRO)
     """
-    whole, gradients = state["all_parameters"], state["all_trained"]
-    optimizer, block = state["all_optimizer_state"], state["largest_block"]
-    activations = memory.kinds["activations"]
+    state = states[0]  # of `rank`
+    whole, gradients = state["all_parameters"], state["all_gradients"]
+    optimizer, gathered = whole_optimizer_state(states), gathered_bytes(state)
+    buckets = 0 if state["view_of_buckets"] else gradients
+    models, activations = memory.kinds["other models"], memory.kinds["activations"]
     accumulates = max(step["backwards"] for step in rank.of("memory")) > 1
 
     def in_step(gradients: int) -> int:
@@ -165,21 +173,51 @@ def predict(rank: Rank, state: dict, memory: RankMemory, devices: int) -> list[S
         both = gradients + activations
         return both if accumulates else max(gradients, activations)
 
-    other = max(0, memory.in_step - in_step(state["trained"]) - memory.kinds["gathered blocks"])
+    gathered_here = gathered if state["is_sharded"] else 0
+    other = max(0, memory.in_step - in_step(state["gradients"]) - gathered_here)
     shard = -(-gradients // devices), -(-optimizer // devices)
     sizes = {
-        "DDP": (whole, gradients, optimizer, gradients, 0),
-        "ZeRO-1": (whole, gradients, shard[1], gradients, 0),
-        "ZeRO-2": (whole, *shard, 0, 0),
-        "ZeRO-3, FSDP2": (-(-whole // devices), *shard, 0, GATHERED * block),
+        "DDP": (whole, gradients, optimizer, buckets, models, 0),
+        "ZeRO-1": (whole, gradients, shard[1], buckets, models, 0),
+        "ZeRO-2": (whole, *shard, 0, models, 0),
+        "ZeRO-3, FSDP2": (-(-whole // devices), *shard, 0, models, gathered),
     }
     found = []
     for strategy, each in sizes.items():
         kinds = dict(zip(KINDS, (*each, activations), strict=True))
         lasting = sum(kinds[kind] for kind in LASTING)
-        peak = lasting + kinds["gathered blocks"] + in_step(kinds["gradients"]) + other
+        peak = lasting + kinds[GATHERED] + in_step(kinds["gradients"]) + other
         found.append(StrategyMemory(strategy, kinds, peak))
     return found
+
+
+def whole_optimizer_state(states: list[dict]) -> int:
+    """Return the bytes of the optimizer state of all parameters, from the states of all ranks.
+
+    A rank of ZeRO has the state of some parameters only, and one of DDP has that of all.
+    """
+    sizes = [state["whole_states"] for state in states]
+    if len({(state["trained"], len(own)) for state, own in zip(states, sizes, strict=True)}) > 1:
+        return sum(sizes[0])  # the ranks train different parameters
+    return sum(map(max, zip(*sizes, strict=True)))
+
+
+def gathered_bytes(state: dict) -> int:
+    """Return the most that FSDP2 holds whole, in addition to the shards.
+
+    In backward, these are the parameters and the gradients of a block, and the parameters of the
+    next one, which are gathered ahead. Then the block's parameters are freed, and the input of the
+    reduce-scatter, as large as its gradients, is allocated. Parameters outside of blocks stay
+    gathered from forward to the end of backward.
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
+    """
+    return max(
+        (
+            outside + largest + following + min(largest, state["all_gradients"])
+            for outside, largest, following in state["blocks"]
+        ),
+        default=0,
+    )
 
 
 def findings_of(ranks: list[RankMemory]) -> list[str]:
@@ -188,8 +226,11 @@ def findings_of(ranks: list[RankMemory]) -> list[str]:
     if not growing:
         return []
     most = max(rank.growth for rank in growing)
-    text = f"the memory grows by {byte_size(most)} in each step: something keeps tensors, "
-    text += "such as a list of losses without .detach(), or an evaluation without torch.no_grad()"
+    text = f"the memory grows by {byte_size(most)} in each step"
+    if any(rank.keeps_graph for rank in growing):
+        text += ": the script keeps tensors with their graph, such as losses without .detach()"
+    else:
+        text += ", but autograd's graph does not: a cache or a list that gets longer can cause this"
     return [text]
 
 
@@ -199,16 +240,18 @@ def as_text(result: OwnMemoryResult) -> str:
     optimizers = ", ".join(dict.fromkeys(result.optimizers))
     steps = counted(min(rank.steps for rank in result.ranks), "step")
     measured = [
-        [rank.rank, *_cells(rank.kinds), _mib(rank.in_step) if rank.in_step else "–"]
+        [rank.rank, *_cells(rank.kinds, MEASURED), _mib(rank.in_step) if rank.in_step else "–"]
         for rank in result.ranks
     ]
-    formula = [[each.strategy, *_cells(each.kinds), _mib(each.peak)] for each in result.strategies]
+    formula = [
+        [each.strategy, *_cells(each.kinds, KINDS), _mib(each.peak)] for each in result.strategies
+    ]
     parts = [
         f"{processes} on {result.device}, {optimizers}: {shlex.join(result.command_line)}",
         f"MiB on each rank (activations and the most in a step: medians of {steps}):",
-        table(["rank", *KINDS, "most in a step"], measured),
-        '"most in a step" is what a step needs in addition to parameters, optimizer state and '
-        "buckets.",
+        table(["rank", *MEASURED, "most in a step"], measured),
+        '"most in a step" is needed in addition to parameters, optimizer state, buckets and other '
+        "models.",
         f"MiB on each of {result.devices} devices, by formula (--devices N for another number):",
         table(["strategy", *KINDS, "peak"], formula),
         textwrap.fill(LEFT_OUT, 100),
@@ -217,8 +260,8 @@ def as_text(result: OwnMemoryResult) -> str:
     return "\n\n".join(parts)
 
 
-def _cells(kinds: dict[str, int]) -> list[str]:
-    return [_mib(size) if size else "–" for size in kinds.values()]
+def _cells(kinds: dict[str, int], shown: list[str]) -> list[str]:
+    return [_mib(kinds[kind]) if kinds[kind] else "–" for kind in shown]
 
 
 def _mib(size: int) -> str:

@@ -144,12 +144,18 @@ def is_about_a_script(arguments: list[str]) -> bool:
     return "--" in arguments or any(word.endswith(".py") for word in arguments)
 
 
-def refuse_options(parser: Parser, options, names: list[str], subject: str) -> None:
-    """Raise `UserError` if one of these options, which are about something else, was given."""
+def refuse_options(
+    parser: Parser, options, names: list[str], subject: str, words: list[str] | None = None
+) -> None:
+    """Raise `UserError` if one of these options, which are about something else, was given.
+
+    With the `words` of the command line, an option that repeats its default is refused, too.
+    """
+    typed = {word.split("=")[0] for word in words or []}
     for name in names:
+        flag = f"--{name.replace('_', '-')}"
         defaults = parser.get_default(name), *parser.quick_defaults.get(name, ())
-        if getattr(options, name) not in defaults:
-            flag = f"--{name.replace('_', '-')}"
+        if flag in typed or getattr(options, name) not in defaults:
             if "timeout" in names:
                 raise UserError(f"{flag} is about {subject}: put -- and its command at the end")
             raise UserError(f"{flag} is about {subject}: leave it out, or the command")
