@@ -12,6 +12,7 @@ from accel_demo.lab.observed.ranks import Rank
 from accel_demo.lab.shards.command import main
 from accel_demo.lab.shards.own import loaders_of
 from accel_demo.lab.shards.reading import readers_of
+from accel_demo.lab.shards.tables import describe, reading_table
 from tests.conftest import REPOSITORY, run_to_end
 from tests.observer.test_checks import observe
 
@@ -65,6 +66,28 @@ dist.destroy_process_group()
 """
 
 
+ENDLESS = """
+import itertools
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        for number in itertools.count(dist.get_rank(), 2):
+            yield torch.tensor([float(number)])
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.0)
+for batch in DataLoader(Stream(), 2):
+    model(batch).mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
 def loaders_in(script: str, folder):
     evidence = observe(script, folder, ACCEL_DEMO_AUDIT_EPOCHS="3")
     assert [rank.connected_world for rank in evidence.ranks] == [2, 2]
@@ -90,7 +113,7 @@ def test_a_stream_that_accelerate_divides_is_shown_as_the_ranks_get_it(tmp_path)
     for epoch in loader.epochs:
         readers = readers_of(epoch.batches, 12)
         assert sorted(rank for ranks in readers for rank in ranks) == [0] * 6 + [1] * 6
-        assert epoch.more_than_once == epoch.never == []
+        assert epoch.more_than_once == [] and epoch.never is None
 
 
 def test_ranks_with_batches_of_different_sizes_are_named(tmp_path):
@@ -113,10 +136,98 @@ def test_the_command_prints_a_map_for_each_loader_of_a_script(tmp_path):
     assert "51_ddp.py:" in (tmp_path / "out.svg").read_text()
 
 
+def events_of(epochs: list[list], samples: int | None, loader: int = 0, **about) -> list[dict]:
+    """Return what a rank records that trains with these batches, lists of indices, per epoch.
+
+    Without `samples`, the numbers are the contents of a stream.
+    """
+    line = {"loader": loader, "line": [__file__, 1, "main"], "samples": samples, "identity": 1}
+    settings = {"sampler": "Own", "replacement": False, "shuffle": False, "divided_by": []}
+    events = []
+    for number, batches in enumerate(epochs):
+        key = {"loader": loader, "number": number}
+        events.append({"kind": "pass", **line, **key, **settings, **about})
+        for batch in batches:
+            indices = None if samples is None else batch
+            events.append({"kind": "batch", **key, "indices": indices, "samples": [batch]})
+            events += [{"kind": "backward"}, {"kind": "step", "optimizer": 0}]
+        whole = {"batches": len(batches), "whole": len(batches)}
+        events.append({"kind": "pass end", **key, **whole})
+    return events
+
+
+def loaders_of_two(read, samples: int | None, epochs: int = 3, **about) -> list:
+    """Return the loaders of two ranks. `read(rank, epoch)` returns the batches."""
+    ranks = []
+    for number in range(2):
+        batches = [read(number, epoch) for epoch in range(epochs)]
+        events = events_of(batches, samples, **about)
+        events += [{"kind": "connected", "world": 2, "rank": number}]
+        ranks.append(Rank(number, number, 2, [each | {"time": 0.0} for each in events]))
+    return loaders_of(Evidence(ranks, 0))
+
+
+def in_batches(ids: list[int], size: int = 4) -> list[list[int]]:
+    return [ids[start : start + size] for start in range(0, len(ids), size)]
+
+
+def quarter(rank: int, epoch: int) -> list[list[int]]:
+    return in_batches(list(range(rank, 64, 4)))
+
+
+def test_samples_that_no_epoch_reads_are_named_if_no_other_loader_reads_them():
+    [loader] = loaders_of_two(quarter, 64)
+    assert loader.findings == ["The same 32 samples of 64 are not read in any epoch."]
+    assert loaders_of_two(quarter, 64, epochs=1)[0].findings == []
+    assert loaders_of_two(quarter, 64, sampler="SubsetRandomSampler")[0].findings == []
+    shifted = loaders_of_two(lambda rank, epoch: in_batches(range(rank + epoch, 64, 4)), 64)
+    assert shifted[0].findings == []  # each epoch misses others
+    events = events_of([quarter(0, 0)] * 2, 64) + events_of([quarter(2, 0)] * 2, 64, loader=1)
+    ranks = [Rank(n, n, 2, [each | {"time": 0.0} for each in events]) for n in range(2)]
+    assert not any(
+        "any epoch" in text for each in loaders_of(Evidence(ranks, 0)) for text in each.findings
+    )
+
+
+def test_what_a_stream_does_not_contain_is_unknown():
+    [loader] = loaders_of_two(quarter, None)
+    assert loader.by_content and [epoch.never for epoch in loader.epochs] == [None] * 3
+    assert reading_table([loader]).count("unknown") == 3
+
+
+def test_equal_rows_of_a_table_are_not_taken_for_samples_read_twice():
+    def rows(rank, epoch):
+        return in_batches([100 * (i * 7 % 5) + i // 3 % 4 for i in range(rank, 256, 2)], 8)
+
+    assert loaders_of_two(rows, None)[0].findings == []
+    [loader] = loaders_of_two(lambda rank, epoch: in_batches(range(64)), None)
+    assert loader.findings == ["100% of what a rank reads, another rank reads, too."]
+
+
+def test_a_sampler_that_repeats_samples_on_a_rank_has_a_replacement():
+    def balanced(rank, epoch):
+        return in_batches([(i * i + epoch) % 64 for i in range(rank, 64, 2)], 8)
+
+    [loader] = loaders_of_two(balanced, 64)
+    assert len(loader.epochs[0].more_than_once) > 8 and loader.findings == []
+    [loader] = loaders_of_two(lambda rank, epoch: in_batches(range(64)), 64)
+    assert "64 samples are read more than once" in loader.findings[0]
+
+
+def test_a_stream_without_an_end_is_read_in_part(tmp_path):
+    evidence = observe(ENDLESS, tmp_path, ACCEL_DEMO_AUDIT_EPOCHS="3", ACCEL_DEMO_AUDIT_BATCHES="5")
+    [loader] = loaders_of(evidence)
+    assert evidence.exit_code == 0 and loader.ended_after == 5
+    assert [len(batches) for batches in loader.epochs[0].batches] == [5, 5]
+    assert not loader.epochs[0].is_complete and loader.findings == []
+    assert "of the first 5 batches of a rank: the others were not read" in describe(loader)
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
         ("--samples 5 SCRIPT", "--samples is about our own loaders"),
+        ("--samples=22 SCRIPT", "--samples is about our own loaders"),
         ("--no-shuffle -- python SCRIPT", "--no-shuffle is about our own loaders"),
         ("--gpu", "--gpu is about your own script"),
         ("none.py", "there is no file none.py"),

@@ -5,8 +5,9 @@ accel-demo shards --processes 3 --batch-size 5 --plot shards.png
 accel-demo shards --method Accelerate --no-even-batches
 
 With a script, or a command after --, it runs the script unchanged and without GPUs, ends it after a
-few epochs, and prints what its loaders have returned. Files that it overwrites are put back. The
-exit code is 1 if something is wrong with a loader that is used for training.
+few epochs, and prints what its loaders have returned. An epoch of a stream ends after 2000 batches,
+and one of a dataset after 2000 to 3999. Files that it overwrites are put back. The exit code is 1
+if something is wrong with a loader that is used for training.
 
 Otherwise, it reads with loaders of its own. All numbers come from the batches that they actually
 return. By default, `DistributedSampler` repeats samples until the dataset divides evenly among the
@@ -42,12 +43,14 @@ from accel_demo.lab.shards.reading import (
     explain_uneven_batches,
     read_all,
 )
-from accel_demo.observer.limits import EPOCHS
+from accel_demo.observer.limits import BATCHES, EPOCHS
 from accel_demo.options import Parser, command_parser
 from accel_demo.processes.group import results_by_rank
 from accel_demo.show import save
 
 QUICK_EPOCHS = 2
+# After so many batches, a pass over a stream ends; one over a dataset, if it has twice as many.
+MOST_BATCHES = 2000
 MOST_SAMPLES, MOST_EPOCHS = 10_000, 100  # more would take minutes, because each batch is gathered
 SWITCHES = {
     "--no-set-epoch": "do not call set_epoch before each epoch",
@@ -89,10 +92,12 @@ def main_of_script(arguments: list[str]) -> int:
     """Show what the loaders of the reader's script return."""
     parser = make_parser()
     options = read_command(parser, arguments, "shards")
-    refuse_options(parser, options, OF_OUR_LOADERS, "our own loaders")
+    words = arguments[: -len(options.command)]
+    refuse_options(parser, options, OF_OUR_LOADERS, "our own loaders", words)
     if options.quick:
         options.epochs = min(options.epochs, QUICK_EPOCHS)
-    evidence = observe(options, "shards", {EPOCHS: str(options.epochs)}).evidence
+    limits = {EPOCHS: str(options.epochs), BATCHES: str(MOST_BATCHES)}
+    evidence = observe(options, "shards", limits).evidence
     try:
         loaders = loaders_of(evidence)
     except NotChecked as reason:
@@ -127,7 +132,7 @@ def read_options(arguments: list[str]):
     """Parse and check the options. Raises `UserError` if they are invalid or cannot be combined."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    refuse_options(parser, options, OF_SCRIPTS, "your own script")
+    refuse_options(parser, options, OF_SCRIPTS, "your own script", arguments)
     check(options)
     return options
 

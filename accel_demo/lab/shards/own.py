@@ -1,7 +1,7 @@
 """Find out which rank of an observed script has read which sample of each of its loaders."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.places import short_path, text_of
@@ -16,6 +16,7 @@ from accel_demo.wording import counted
 
 LEAST = 8  # samples; the order of fewer may be equal by chance
 MOST_SHARED = 0.5  # of the contents that a rank reads; more are not equal by chance
+NEARLY_ALL = 0.9
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,9 @@ class OwnLoader:
 
     `by_content` is True if samples are told apart by their content, because the loader reads a
     stream, does not use integers as indices, or reads a different dataset on each rank. Then
-    `samples` is the number of different contents. `findings` are the sentences about what is wrong.
+    `samples` is the number of different contents. `ended_after` is the number of batches after
+    which a pass was ended, because it was too long, or None. `findings` are the sentences about
+    what is wrong.
     """
 
     name: str
@@ -33,6 +36,7 @@ class OwnLoader:
     trains: bool
     epochs: list[EpochReads]
     findings: list[str]
+    ended_after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,18 @@ def _loader(ranks: list[Rank], number: int) -> OwnLoader:
         epoch_reads(place, batches, read[0], samples, _is_complete(ranks, number, own))
         for place, (own, batches) in enumerate(zip(passes, read, strict=True), start=1)
     ]
+    if by_content:  # nobody knows what else the stream contains
+        epochs = [replace(epoch, never=None) for epoch in epochs]
     trains = any(number in rank.training_passes for rank in ranks)
     name = f"{short_path(about['line'][0])}:{about['line'][1]} {text_of(about['line'])}"
     findings = _findings(about, epochs, len(ranks), by_content) if trains and epochs else []
-    return OwnLoader(name, samples, by_content, trains, epochs, findings)
+    if trains and (missed := _missed(ranks, number, epochs)):
+        findings.append(
+            f"The same {counted(len(missed), 'sample')} of {samples} are not read in any epoch."
+        )
+    ends = [each for rank in ranks for each in rank.of("pass end") if each["loader"] == number]
+    ended_after = max((each["batches"] for each in ends if _is_shortened(each)), default=None)
+    return OwnLoader(name, samples, by_content, trains, epochs, findings, ended_after)
 
 
 def _ids(batches: list[dict], number: int, ids: dict[int, int] | None) -> Batches:
@@ -96,7 +108,40 @@ def _is_complete(ranks: list[Rank], loader: int, number: int) -> bool:
 
 
 def _has(kind: str, rank: Rank, loader: int, number: int) -> bool:
-    return any(each["loader"] == loader and each["number"] == number for each in rank.of(kind))
+    return any(
+        each["loader"] == loader and each["number"] == number and not _is_shortened(each)
+        for each in rank.of(kind)
+    )
+
+
+def _is_shortened(event: dict) -> bool:
+    """Return True for the end of a pass that the observer has ended, see limits.py."""
+    return event["kind"] == "pass end" and event["batches"] != event["whole"]
+
+
+def _missed(ranks: list[Rank], number: int, epochs: list[EpochReads]) -> set[int]:
+    """Return the samples that a loader misses in each of its complete epochs, or an empty set.
+
+    It is empty if the last samples were dropped, or if the loader is to read a part of the dataset:
+    if it has a subset's sampler, or another loader reads some of the others.
+    """
+    whole = [epoch for epoch in epochs if epoch.is_complete and epoch.never is not None]
+    if len(ranks) < 2 or len(whole) < 2 or any(e.never != whole[0].never for e in whole):
+        return set()
+    missed = set(whole[0].never or [])
+    sizes = [len(batch) for batches in whole[0].batches for batch in batches]
+    begun = [each for rank in ranks for each in rank.of("pass")]
+    own = next(each for each in begun if each["loader"] == number)
+    if not sizes or len(missed) <= len(ranks) * max(sizes) or "Subset" in own["sampler"]:
+        return set()
+    others = {
+        each["loader"]
+        for each in begun
+        if (each["identity"], each["samples"]) == (own["identity"], own["samples"])
+    } - {number}
+    batches = [each for rank in ranks for each in rank.of("batch") if each["loader"] in others]
+    read_by_others = {index for batch in batches for index in batch.get("indices") or []}
+    return set() if missed & read_by_others else missed
 
 
 def _findings(about: dict, epochs: list[EpochReads], processes: int, by_content: bool) -> list[str]:
@@ -107,15 +152,21 @@ def _findings(about: dict, epochs: list[EpochReads], processes: int, by_content:
     first, findings = whole[0], []
     sizes = [len(batch) for batches in first.batches for batch in batches]
     global_batch, read = processes * max(sizes), sum(sizes)
-    again = read - len({each for ids in first.batches for batch in ids for each in batch})
+    by_rank = [[each for batch in batches for each in batch] for batches in first.batches]
+    again = read - len({each for ids in by_rank for each in ids})
+    # A rank that reads an index twice samples with replacement: so may the others.
+    repeats_alone = any(len(set(ids)) < len(ids) for ids in by_rank)
+    are_unique = all(len(set(ids)) >= NEARLY_ALL * len(ids) for ids in by_rank)
     if by_content:
-        times = Counter(each for ids in first.batches for batch in ids for each in batch)
+        times = Counter(each for ids in by_rank for each in ids)
         fewest = min(times.values())
-        if (share := _share(first)) > MOST_SHARED:
+        # Rows of a table with few different values are equal by chance, and some more often.
+        are_even = list(times.values()).count(fewest) >= NEARLY_ALL * len(times)
+        if are_unique and (share := _share(first)) > MOST_SHARED:
             findings.append(f"{share:.0%} of what a rank reads, another rank reads, too.")
-        elif fewest > 1 and len(times) >= LEAST:
+        elif fewest > 1 and are_even and len(times) >= LEAST:
             findings.append(f"Each sample is read at least {fewest} times in an epoch.")
-    elif again >= global_batch:  # padding of the last batch is less
+    elif again >= global_batch and not repeats_alone:  # padding of the last batch is less
         findings.append(
             f"{counted(len(first.more_than_once), 'sample')} are read more than once in an epoch, "
             "which is more than what fills up the last batch."

@@ -40,7 +40,8 @@ def draw(loaders: Sequence[LoaderReads | OwnLoader]):
     for axes, loader, epochs in zip(panels, loaders, shown, strict=True):
         part = min(samples, loader.samples)
         for row, epoch in enumerate(epochs):
-            _draw_epoch(axes, row, readers_of(epoch.batches, part), room)
+            readers = readers_of(epoch.batches, part)
+            _draw_epoch(axes, row, readers, room, has_crosses=epoch.never is not None)
         rest = f" (the first {part} of {loader.samples:,} samples)" if part < loader.samples else ""
         axes.set_title(f"{loader.name}{rest}", loc="left", fontsize=10, fontweight="bold")
         axes.set(xlim=(-0.6, samples - 0.4), ylim=(len(epochs) - 0.45, -0.55))
@@ -58,7 +59,7 @@ def draw(loaders: Sequence[LoaderReads | OwnLoader]):
     return figure
 
 
-def _draw_epoch(axes, row: int, readers: list[list[int]], room: float) -> None:
+def _draw_epoch(axes, row: int, readers: list[list[int]], room: float, has_crosses: bool) -> None:
     parts, colors, frames, crosses = [], [], [], []
     half = 0.5 - GAP if room >= ROOM_FOR_RANKS else 0.5  # no gaps between tiny cells
     top, bottom = row - 0.5 + GAP, row + 0.5 - GAP
@@ -77,7 +78,7 @@ def _draw_epoch(axes, row: int, readers: list[list[int]], room: float) -> None:
                 axes.text(sample, (start + end) / 2, rank, **style)
         if len(ranks) > 1:
             frames.append([(left, top), (right, top), (right, bottom), (left, bottom)])
-        if not ranks:
+        if not ranks and has_crosses:
             crosses += [[(left, top), (right, bottom)], [(left, bottom), (right, top)]]
     axes.add_collection(PolyCollection(parts, facecolors=colors, linewidths=0))
     outline = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.5}

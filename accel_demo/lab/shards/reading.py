@@ -52,7 +52,7 @@ class EpochReads:
 
     epoch: int  # counted from 1
     more_than_once: list[int]
-    never: list[int]
+    never: list[int] | None  # None if the samples of the dataset are unknown
     same_order_as_epoch_1: bool | None  # None for epoch 1, and if the epoch is not complete
     batches: list[Batches]  # one list per rank
     is_complete: bool = True  # every rank has read its last batch

@@ -38,7 +38,10 @@ def describe(loader: OwnLoader) -> str:
     samples = counted(loader.samples, "sample")
     if loader.by_content:
         samples += " (told apart by content, and numbered in the order in which they came)"
-    return f"{loader.name}\n{samples}, {'' if loader.trains else 'not '}used for training"
+    text = f"{loader.name}\n{samples}, {'' if loader.trains else 'not '}used for training"
+    if loader.ended_after:
+        text += f", of the first {loader.ended_after} batches of a rank: the others were not read"
+    return text
 
 
 def reading_table(loaders: Sequence[LoaderReads | OwnLoader], with_names: bool = True) -> str:
@@ -55,7 +58,8 @@ def reading_table(loaders: Sequence[LoaderReads | OwnLoader], with_names: bool =
             row = [loader.name if epoch.epoch == 1 else ""] if with_names else []
             row += [epoch.epoch]
             row += [f"`{_map(epoch, samples)}`"] if has_map else []
-            never = len(epoch.never) if epoch.is_complete else "not read to its end"
+            never = "unknown" if epoch.never is None else len(epoch.never)
+            never = never if epoch.is_complete else "not read to its end"
             row += [len(epoch.more_than_once), never, batches, same]
             rows.append(row)
     head = ["method", "epoch"] if with_names else ["epoch"]
