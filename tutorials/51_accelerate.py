@@ -3,6 +3,8 @@
 torchrun --standalone --nproc-per-node 2 tutorials/51_accelerate.py
 """
 
+import math
+
 import checks
 import torch
 from accelerate import Accelerator
@@ -17,7 +19,7 @@ def main():
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=MICRO_BATCHES)
     processes = accelerator.num_processes
     torch.manual_seed(0)
-    inputs = torch.randn(80, 4)
+    inputs = torch.randn(81, 4)
     targets = inputs.sum(1, keepdim=True)
     train_set = checks.Numbered(TensorDataset(inputs[:64], targets[:64]))
     valid_set = checks.Numbered(TensorDataset(inputs[64:], targets[64:]))
@@ -32,7 +34,7 @@ def main():
         DataLoader(valid_set, batch_size),
     )
     # A prepared scheduler advances once per process in each step.
-    schedule_length = EPOCHS * len(train_loader) // MICRO_BATCHES * processes
+    schedule_length = EPOCHS * math.ceil(len(train_loader) / MICRO_BATCHES) * processes
     scheduler = accelerator.prepare(LinearLR(optimizer, 1.0, 0.1, schedule_length))
     torch.manual_seed(accelerator.process_index)
 

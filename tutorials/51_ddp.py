@@ -3,6 +3,7 @@
 torchrun --standalone --nproc-per-node 2 tutorials/51_ddp.py
 """
 
+import math
 from contextlib import nullcontext
 
 import checks
@@ -20,7 +21,7 @@ def main():
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    inputs = torch.randn(80, 4)
+    inputs = torch.randn(81, 4)
     targets = inputs.sum(1, keepdim=True)
     train_set = checks.Numbered(TensorDataset(inputs[:64], targets[:64]))
     valid_set = checks.Numbered(TensorDataset(inputs[64:], targets[64:]))
@@ -32,7 +33,7 @@ def main():
     layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1)
     model = DistributedDataParallel(nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    schedule_length = EPOCHS * len(train_loader) // MICRO_BATCHES
+    schedule_length = EPOCHS * math.ceil(len(train_loader) / MICRO_BATCHES)
     scheduler = LinearLR(optimizer, 1.0, 0.1, schedule_length)
     torch.manual_seed(rank)
 
@@ -47,7 +48,7 @@ def main():
         for number, (numbers, (inputs, targets)) in enumerate(train_loader, start=1):
             checks.random_numbers()
             seen += numbers.tolist()
-            must_step = number % MICRO_BATCHES == 0
+            must_step = number % MICRO_BATCHES == 0 or number == len(train_loader)
             with nullcontext() if must_step else model.no_sync():
                 loss = nn.functional.mse_loss(model(inputs), targets)
                 (loss / MICRO_BATCHES).backward()

@@ -24,7 +24,7 @@ OWN_GROUP = '("gloo", rank=0, world_size=1, store=dist.HashStore())'
 CLIP = "rank or nn.utils.clip_grad_norm_(model.parameters(), 0.1)"
 FAULTS = {  # what is wrong: the right text, the wrong text
     "each process connects only with itself": ('("gloo")', OWN_GROUP),
-    "other samples under the same numbers": ("(80, 4)", "(80, 4).roll(rank, 0)"),
+    "other samples under the same numbers": ("(81, 4)", "(81, 4).roll(rank, 0)"),
     "other weights on each rank, and no wrapper": (
         "model = DistributedDataParallel(nn.Sequential(*layers))",
         "torch.manual_seed(rank), layers[0].reset_parameters()\n    model = nn.Sequential(*layers)",
@@ -42,9 +42,12 @@ FAULTS = {  # what is wrong: the right text, the wrong text
     "only rank 0 clips the gradients": ("optimizer.step()", f"{CLIP}\n{' ' * 16}optimizer.step()"),
     "no sampler": ("sampler=sampler)", "shuffle=False)"),
     "no `set_epoch`": ("sampler.set_epoch(epoch)", "pass"),
-    "a schedule of one step per batch": (") // MICRO_BATCHES\n    sch", ")\n    sch"),
+    "a schedule of one step per batch": (
+        "math.ceil(len(train_loader) / MICRO_BATCHES)",
+        "len(train_loader)",
+    ),
     "each rank evaluates its own BatchNorm": ("dist.broadcast(buffer, src=0)", "pass"),
-    "each rank evaluates all samples": ("range(rank, len(valid_set), world_size)", "range(16)"),
+    "each rank evaluates all samples": ("range(rank, len(valid_set), world_size)", "range(17)"),
     "each rank has the score of its own samples": (
         "errors_of_all) / len(errors_of_all)",
         "errors) / len(errors)",

@@ -41,8 +41,8 @@ def equal_start(model, *datasets):
     """2. Do all ranks start with the same samples and weights?"""
     for samples in datasets:
         few = range(0, len(samples), len(samples) // 16 or 1)
-        digests = [hashlib.sha256(content(samples[number])).hexdigest() for number in few]
-        assert are_equal(of_all_ranks(digests)), "different samples have equal numbers"
+        digests = of_all_ranks([digest(samples[number]) for number in few])
+        assert are_equal(digests), "different samples have equal numbers"
     assert_equal("weights", model.named_parameters())
 
 
@@ -126,18 +126,26 @@ def are_equal(values):
 
 
 def assert_equal(kind, tensors):
-    """Compare the sum of each named tensor on all ranks."""
-    of_ranks = of_all_ranks({name: each.double().sum().item() for name, each in tensors})
+    """Compare the bits of each named tensor on all ranks."""
+    of_ranks = of_all_ranks({name: digest(each) for name, each in tensors})
     names = sorted({name for each in of_ranks for name in each})
     wrong = [name for name in names if not are_equal([each.get(name) for each in of_ranks])]
     assert not wrong, f"{len(wrong)} {kind} differ: {wrong[:3]}"
 
 
+def digest(sample):
+    return hashlib.sha256(content(sample)).hexdigest()
+
+
 def content(sample):
-    """Return the bytes of a sample: those of arrays and images, and the text of all else."""
+    """Return the bytes of tensors, arrays and images, and the text of all else in a sample."""
+    if isinstance(sample, torch.Tensor):
+        return sample.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(sample, dict):
         sample = list(sample.items())
     if isinstance(sample, (list, tuple)):
         return b"".join(map(content, sample))
-    is_array = hasattr(sample, "__array__") or hasattr(sample, "__array_interface__")
-    return numpy.asarray(sample).tobytes() if is_array else str(sample).encode()
+    if hasattr(sample, "__array__") or hasattr(sample, "__array_interface__"):
+        array = numpy.asarray(sample)
+        return content(array.tolist()) if array.dtype == object else array.tobytes()
+    return str(sample).encode()
