@@ -130,7 +130,7 @@ def test_the_command_prints_a_map_for_each_loader_of_a_script(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert "2 connected processes" in ended.stdout
     assert len(re.findall(r"`[01]{64}`", ended.stdout)) == 2
-    assert "16 samples (told apart by content" in ended.stdout
+    assert "17 samples (told apart by content" in ended.stdout
     result = json.loads((tmp_path / "out.json").read_text())
     assert [loader["trains"] for loader in result["loaders"]] == [True, False]
     assert "51_ddp.py:" in (tmp_path / "out.svg").read_text()
