@@ -256,7 +256,7 @@ def graph_nodes() -> int:
 
 
 def _objects_of(base: type) -> list:
-    """Return all objects of a class, or of one derived from it, that the garbage collector knows.
+    """Return all objects of a class, or of one derived from it, that the garbage collector tracks.
 
     The type is compared, because `isinstance` would run the code of a lazy object or a proxy.
     """

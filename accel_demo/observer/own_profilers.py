@@ -11,7 +11,7 @@ import shutil
 
 from .events import emit, guarded, path_of
 
-PROFILES, DONE = ".profiles", ".done"  # endings of empty files, which tell the other ranks
+PROFILES, DONE = ".profiles", ".done"  # endings of empty files that all ranks look for
 
 
 def observe_torch(torch, around) -> None:

@@ -103,9 +103,9 @@ def compare_step(
     for number, rank in list(enumerate(there))[1:]:
         places = "on rank 0", f"on rank {number}"
         found += _settings(there[0]["settings"], rank["settings"], places)
-    found += _settings(here["settings"], there[0]["settings"], ("in one process", "in several"))
-    if found and found[-1][0] == "settings" and several.ranks[0].of("accelerator"):
-        found[-1] = "settings", f"{found[-1][1]}. {PREPARED_SCHEDULER}"
+    hint = f". {PREPARED_SCHEDULER}" if several.ranks[0].of("accelerator") else ""
+    places = "in one process", "in several"
+    found += _settings(here["settings"], there[0]["settings"], places, hint)
     moved = _moved(one, several, step)
     if moved > MOVED:
         found.append(("weights", f"the weights after it differ by {moved:.0%} of their change"))
@@ -232,16 +232,17 @@ def _gradients(here: dict, there: dict, name: str, most: float, processes: int) 
 
 
 def _settings(
-    here: list[dict], there: list[dict], places: tuple[str, str]
+    here: list[dict], there: list[dict], places: tuple[str, str], hint: str = ""
 ) -> list[tuple[str, str]]:
-    """Compare the settings of an optimizer's groups, in two places."""
+    """Compare the settings of an optimizer's groups, in two places. `hint` is about the lr."""
     for one, other in zip(here, there, strict=False):
         for name, value in one.items():
             if isinstance(value, float) and not math.isclose(
                 value, other.get(name, value), rel_tol=1e-6
             ):
                 text = f"{name} of the optimizer is {value:.6g} {places[0]}, and "
-                return [("settings", f"{text}{other[name]:.6g} {places[1]}")]
+                text += f"{other[name]:.6g} {places[1]}{hint if name == 'lr' else ''}"
+                return [("settings", text)]
     return []
 
 

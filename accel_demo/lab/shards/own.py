@@ -78,7 +78,7 @@ def _loader(ranks: list[Rank], number: int) -> OwnLoader:
         epoch_reads(place, batches, read[0], samples, _is_complete(ranks, number, own))
         for place, (own, batches) in enumerate(zip(passes, read, strict=True), start=1)
     ]
-    if by_content:  # nobody knows what else the stream contains
+    if by_content:  # what else a stream contains is unknown
         epochs = [replace(epoch, never=None) for epoch in epochs]
     trains = any(number in rank.training_passes for rank in ranks)
     name = f"{short_path(about['line'][0])}:{about['line'][1]} {text_of(about['line'])}"
