@@ -37,6 +37,8 @@ class Parser(argparse.ArgumentParser):
         )
         self.quick_defaults: dict[str, tuple] = {}  # {option: default without and with --quick}
         self.processes: tuple[int, int] | None = None  # default and minimum of --processes N
+        self.subjects: dict[str, list[str]] = {}  # {subject: flags that are only about it}
+        self.group: Any = None  # the group of the help text that options are added to
         if processes is not None:
             self.add_processes(processes, "how many processes to start", least)
         if plot:
@@ -62,6 +64,18 @@ class Parser(argparse.ArgumentParser):
         for name, (full, quick) in self.quick_defaults.items():
             if getattr(options, name) is None:
                 setattr(options, name, quick if options.quick else full)
+
+    def begin_group(self, subject: str) -> None:
+        """Put all options that are added from now on under a heading: they are about `subject`."""
+        self.group = self.add_argument_group(f"only for {subject}")
+        self.subjects[subject] = []
+
+    def add_argument(self, *flags, **settings) -> argparse.Action:
+        """Add an argument to the current group, if there is one."""
+        if not getattr(self, "group", None):
+            return super().add_argument(*flags, **settings)
+        [*self.subjects.values()][-1].extend(flags)
+        return self.group.add_argument(*flags, **settings)
 
     def add_option(
         self,

@@ -5,16 +5,26 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from accel_demo.errors import say
 from accel_demo.lab import load
 
-SCHEMA = 2  # version of the JSON format
+SCHEMA = 3  # version of the JSON format
 
 
 # Commands whose results depend on the speed of the machine, or on its memory
 MEASURE_TIME = {"timeline", "scaling", "memory", "bench"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong, or what makes the steps slow. `kind` is for example "waits for data"."""
+
+    kind: str
+    rank: int | None  # None if it is not one rank alone
+    text: str
 
 
 def write_outputs(options, command: str, result, draw: Callable, of_script: bool = False) -> None:
@@ -24,7 +34,7 @@ def write_outputs(options, command: str, result, draw: Callable, of_script: bool
     """
     warn(command, of_script)
     if options.json:
-        write_json(options.json, command, result)
+        write_json(options.json, command, result, of_script)
     if options.plot:
         draw(result, options.plot)
 
@@ -44,8 +54,11 @@ def warn(command: str, of_script: bool = False) -> None:
             say(f"{text}; only the time depends on that")
 
 
-def write_json(path: Path, command: str, result) -> None:
+def write_json(path: Path, command: str, result, of_script: bool = False) -> None:
     """Write a result dataclass as JSON, with the command and a description of the machine.
+
+    "subject" is "script" if the result is about the reader's script, otherwise "accel-demo". Each
+    file has "findings", a list of `Finding`: what is wrong, or empty.
 
     Increment `SCHEMA` whenever you rename or remove a field of any result. NaN and infinity are
     written as null, because JSON cannot represent them (RFC 8259, section 6).
@@ -55,9 +68,11 @@ def write_json(path: Path, command: str, result) -> None:
     content = {
         "schema": SCHEMA,
         "command": command,
+        "subject": "script" if of_script else "accel-demo",
         "arguments": sys.argv[1:],
         "environment": machine.environment(),
         "load": load.now(),
+        "findings": [],
         **dataclasses.asdict(result),
     }
     path.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")

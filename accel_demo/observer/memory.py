@@ -137,6 +137,7 @@ class Meter(Tracer):
         return {
             "parameters": bytes_of(parameters),
             "all_parameters": whole_bytes_of(parameters),
+            "elements": sum(each.numel() for each in parameters),
             "gradients": self.gradients,
             "all_gradients": self.all_gradients,
             "trained": whole_bytes_of(trained),

@@ -32,14 +32,8 @@ def named_in(script: str, fault: bool, folder) -> tuple[list[str], dict]:
     ended = run_to_end(words, timeout=100, cwd=folder)
     result = json.loads((folder / "x.json").read_text())
     assert result["processes"] == 2, "the processes of the script are connected"
-    if command == "timeline":
-        named = [finding["text"] for finding in result["findings"]]
-    elif command == "shards":
-        named = [finding for loader in result["loaders"] for finding in loader["findings"]]
-    elif command == "memory":
-        named = result["findings"]
-    else:
-        named = [result["text"]] if result["kind"] else []
+    assert result["subject"] == "script"
+    named = [finding["text"] for finding in result["findings"]]
     assert ended.returncode == (bool(named) and command in ("shards", "parity")), ended.stderr
     return named, result
 

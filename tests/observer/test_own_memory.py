@@ -12,6 +12,7 @@ from accel_demo.lab.memory.own import (
     KINDS,
     LEAST_GROWTH,
     RankMemory,
+    bytes_per_parameter,
     findings_of,
     growth_of,
     predict,
@@ -67,6 +68,8 @@ def test_what_a_script_holds_is_measured_on_each_rank(tmp_path):
     assert ddp.peak - zero_1.peak == pytest.approx(2 * PARAMETERS * 7 / 8, rel=0.001)
     assert ddp.peak > zero_1.peak > zero_2.peak > fsdp.peak - fsdp.kinds["gathered blocks"]
     assert fsdp.kinds["parameters"] == PARAMETERS / 8
+    assert result.parameters == PARAMETERS / 4
+    assert bytes_per_parameter(result) == pytest.approx(20, rel=0.001), "AdamW and DDP's buckets"
     assert fsdp.kinds["gathered blocks"] == 4 * (2 * (512 * 2048 + 2048) + 2048 * 512 + 512)
 
 
@@ -115,8 +118,8 @@ def test_fsdp_gathers_no_more_than_the_blocks_of_a_model_and_one_gradient():
 def test_kept_graphs_are_named_only_if_the_graph_grows():
     def finding(keeps_graph: bool) -> str:
         kinds = dict.fromkeys(KINDS, 0)
-        [text] = findings_of([RankMemory(0, kinds, 0, LEAST_GROWTH, 9, keeps_graph)])
-        return text
+        [found] = findings_of([RankMemory(0, kinds, 0, LEAST_GROWTH, 9, keeps_graph)])
+        return found.text
 
     assert "such as losses without .detach()" in finding(True)
     assert "but autograd's graph does not" in finding(False)
@@ -164,10 +167,10 @@ def test_one_process_predicts_the_memory_of_two_within_10_percent(options, tmp_p
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("--batch-size 5 SCRIPT", "--batch-size is about our own models: leave it out"),
-        ("--model vgg11 SCRIPT", "--model is about our own models: leave it out"),
-        ("--timeout 600", "--timeout is about your own script"),
-        ("--devices 4", "--devices is about your own script"),
+        ("--batch-size 5 SCRIPT", "--batch-size is only for our models: leave it out"),
+        ("--model vgg11 SCRIPT", "--model is only for our models: leave it out"),
+        ("--timeout 600", "--timeout is only for your script"),
+        ("--devices 4", "--devices is only for your script"),
         ("--devices 1 SCRIPT", "--devices must be from 2 to 100000, got 1"),
     ],
 )

@@ -110,7 +110,8 @@ def test_what_a_usual_script_does_is_no_difference(fault, kind, tmp_path):
     ended = run_to_end([*words, tmp_path / "train.py", *fault.split()], timeout=100, cwd=tmp_path)
     assert ended.returncode == (kind is not None), ended.stderr
     result = json.loads((tmp_path / "x.json").read_text())
-    assert (result["processes"], result["kind"], result["factor"]) == (2, kind, 1)
+    assert (result["processes"], result["subject"], result["factor"]) == (2, "script", 1)
+    assert [finding["kind"] for finding in result["findings"]] == [kind] * (kind is not None)
     assert "larger batches, or more of them, by itself" in ended.stderr
 
 
@@ -280,8 +281,9 @@ def test_the_batch_flag_is_multiplied():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("--model vgg11 SCRIPT", "--model is about our own loops: leave it out"),
-        ("--batch-flag=--b", "--batch-flag is about your own script"),
+        ("--model vgg11 SCRIPT", "--model is only for our training loops: leave it out"),
+        ("--model small_cnn SCRIPT", "--model is only for our training loops: leave it out"),
+        ("--batch-flag=--b", "--batch-flag is only for your script"),
         ("--processes 1,2 SCRIPT", "invalid int value: '1,2'"),
         ("--batch-flag=--bs SCRIPT --batch-size 8", "the command has no --bs with a number"),
     ],

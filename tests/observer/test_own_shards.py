@@ -125,13 +125,16 @@ def test_ranks_with_batches_of_different_sizes_are_named(tmp_path):
 
 def test_the_command_prints_a_map_for_each_loader_of_a_script(tmp_path):
     script = REPOSITORY / "tutorials/51_ddp.py"
-    command = ["accel-demo", "shards", "--json", "out.json", "--plot", "out.svg", script]
+    command = ["accel-demo", "shards", "--json", "out.json", "--plot", "out.svg"]
+    command += ["--guess", "0", script]
     ended = run_to_end(command, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "2 connected processes" in ended.stdout
     assert len(re.findall(r"`[01]{64}`", ended.stdout)) == 2
     assert "17 samples (told apart by content" in ended.stdout
     result = json.loads((tmp_path / "out.json").read_text())
+    assert (result["subject"], result["findings"]) == ("script", [])
+    assert "Your guess is right" in ended.stdout, "no sample of the training set is read twice"
     assert [loader["trains"] for loader in result["loaders"]] == [True, False]
     assert "51_ddp.py:" in (tmp_path / "out.svg").read_text()
 
@@ -226,10 +229,10 @@ def test_a_stream_without_an_end_is_read_in_part(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("--samples 5 SCRIPT", "--samples is about our own loaders"),
-        ("--samples=22 SCRIPT", "--samples is about our own loaders"),
-        ("--no-shuffle -- python SCRIPT", "--no-shuffle is about our own loaders"),
-        ("--gpu", "--gpu is about your own script"),
+        ("--samples 5 SCRIPT", "--samples is only for our loaders"),
+        ("--samples=22 SCRIPT", "--samples is only for our loaders"),
+        ("--no-shuffle -- python SCRIPT", "--no-shuffle is only for our loaders"),
+        ("--gpu", "--gpu is only for your script"),
         ("none.py", "there is no file none.py"),
     ],
 )

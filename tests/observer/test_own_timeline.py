@@ -217,9 +217,9 @@ def test_processes_that_are_forked_and_their_workers_are_told_apart(command, tmp
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("--bucket-mb 1 SCRIPT", "--bucket-mb is about our own loop: leave it out"),
-        ("--model vgg11 --accumulate 2 -- python SCRIPT", "--accumulate is about our own loop"),
-        ("--keep", "--keep is about your own script: put -- and its command at the end"),
+        ("--bucket-mb 1 SCRIPT", "--bucket-mb is only for our training loop: leave it out"),
+        ("--accumulate 2 -- python SCRIPT", "--accumulate is only for our training loop"),
+        ("--keep", "--keep is only for your script: put -- and its command at the end"),
         ("none.py", "there is no file none.py"),
     ],
 )

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     result = result_of(seen.evidence, seen.ended, seen.command, seen.waits)
     print_result(result)
     if options.json:
-        write_json(options.json, "audit", result)
+        write_json(options.json, "audit", result, of_script=True)
     return int(result.has_findings)
 
 

@@ -28,7 +28,7 @@ from accel_demo.lab.memory.formula import STRATEGIES
 from accel_demo.lab.memory.measure import measure_each
 from accel_demo.lab.memory.result import MemoryResult, memory_result
 from accel_demo.lab.observed.observation import (
-    OF_SCRIPTS,
+    YOURS,
     add_options,
     is_about_a_script,
     read_command,
@@ -44,7 +44,7 @@ BATCH_SIZE, QUICK_BATCH_SIZE = 32, 2  # images per device
 OPTIMIZER, QUICK_OPTIMIZER = "adamw", "sgd"
 
 
-OF_OUR_MODELS = ["model", "optimizer", "batch_size", "guess"]
+OURS = "our models"
 
 
 def main(arguments: list[str]) -> int:
@@ -73,13 +73,14 @@ def main_of_script(arguments: list[str]) -> int:
     """Show the memory of the reader's script."""
     parser = make_parser()
     options = read_command(parser, arguments, "memory")
-    words = arguments[: -len(options.command)]
-    refuse_options(parser, options, OF_OUR_MODELS, "our own models", words)
+    refuse_options(parser, arguments[: -len(options.command)], OURS)
     if options.devices is not None and not 2 <= options.devices <= 100_000:
         raise UserError(f"--devices must be from 2 to 100000, got {options.devices}")
     result = own.measure_script(options)
     print(own.as_text(result))
-    write_outputs(options, "memory", result, tables.draw_own)
+    if options.guess is not None:
+        print(f"\n{comparison(options.guess, own.bytes_per_parameter(result), ' bytes')}")
+    write_outputs(options, "memory", result, tables.draw_own, of_script=True)
     return 0
 
 
@@ -97,18 +98,19 @@ def make_parser() -> Parser:
     quick = f"use {QUICK_BATCH_SIZE} images per device, not {BATCH_SIZE}, and {QUICK_OPTIMIZER}"
     parser = command_parser("memory", __doc__, quick=quick)
     parser.add_processes(2, "number of ranks (DDP, FSDP2) or devices (nn.DataParallel)")
+    parser.add_guess("bytes per parameter on a rank of DDP, without activations")
+    parser.begin_group(OURS)
     parser.add_option("--model", "vgg11", "the model to train", choices=MODELS)
     choices = {"quick": QUICK_OPTIMIZER, "choices": OPTIMIZERS}
     parser.add_option("--optimizer", OPTIMIZER, "the optimizer", **choices)
     parser.add_option("--batch-size", BATCH_SIZE, "images per device", quick=QUICK_BATCH_SIZE)
-    parser.add_guess("bytes per parameter on a rank of DDP, without activations")
-    help = "your script: number of devices for the formulas (default: its processes, at least 2)"
-    parser.add_argument("--devices", type=int, metavar="N", help=help)
-    help = "your script on GPUs: folder for the snapshot of each (default: runs/memory)"
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs/memory"), metavar="FOLDER", help=help
-    )
+    parser.begin_group(YOURS)
     add_options(parser)
+    help = "number of devices for the formulas (default: its processes, at least 2)"
+    parser.add_argument("--devices", type=int, metavar="N", help=help)
+    help = "folder for the memory snapshot of each GPU (default: runs/memory)"
+    folder = Path("runs/memory")
+    parser.add_argument("--output", type=Path, default=folder, metavar="FOLDER", help=help)
     return parser
 
 
@@ -116,8 +118,7 @@ def read(arguments: list[str]):
     """Return the options. Raises `UserError` if --batch-size is too small for the model."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    names = [*OF_SCRIPTS, "devices", "output"]
-    refuse_options(parser, options, names, "your own script", arguments)
+    refuse_options(parser, arguments, YOURS)
     least = 2 if options.model.startswith("resnet") else 1  # BatchNorm on 1×1 maps needs 2 images
     if options.batch_size < least:
         raise UserError(

@@ -15,6 +15,7 @@ from accel_demo.lab.observed.observation import (
     too_few_steps,
 )
 from accel_demo.lab.observed.ranks import Rank
+from accel_demo.lab.output import Finding
 from accel_demo.observer.agent import MEASURED_STEPS
 from accel_demo.show import table
 from accel_demo.wording import byte_size, counted
@@ -74,11 +75,12 @@ class OwnMemoryResult:
     command_line: list[str]
     exit_code: int | None
     device: str
+    parameters: int
     optimizers: list[str]
     ranks: list[RankMemory]
     devices: int
     strategies: list[StrategyMemory]
-    findings: list[str]
+    findings: list[Finding]
 
 
 def measure_script(options) -> OwnMemoryResult:
@@ -113,6 +115,7 @@ def result_of(evidence: Evidence, command: list[str], devices: int | None) -> Ow
         command_line=command,
         exit_code=evidence.exit_code,
         device=states[0]["device"],
+        parameters=states[0]["elements"],
         optimizers=states[0]["optimizers"],
         ranks=ranks,
         devices=devices,
@@ -220,7 +223,7 @@ def gathered_bytes(state: dict) -> int:
     )
 
 
-def findings_of(ranks: list[RankMemory]) -> list[str]:
+def findings_of(ranks: list[RankMemory]) -> list[Finding]:
     """Say that the memory grows from step to step, if it does on a rank."""
     growing = [rank for rank in ranks if rank.growth]
     if not growing:
@@ -231,7 +234,14 @@ def findings_of(ranks: list[RankMemory]) -> list[str]:
         text += ": the script keeps tensors with their graph, such as losses without .detach()"
     else:
         text += ", but autograd's graph does not: a cache or a list that gets longer can cause this"
-    return [text]
+    return [Finding("grows", None, text)]
+
+
+def bytes_per_parameter(result: OwnMemoryResult) -> float:
+    """Return the bytes per parameter on a rank of DDP by formula, without activations."""
+    kinds = result.strategies[0].kinds
+    held = sum(kinds[kind] for kind in ("parameters", "gradients", "optimizer state", "buckets"))
+    return held / result.parameters
 
 
 def as_text(result: OwnMemoryResult) -> str:
@@ -255,7 +265,7 @@ def as_text(result: OwnMemoryResult) -> str:
         f"MiB on each of {result.devices} devices, by formula (--devices N for another number):",
         table(["strategy", *KINDS, "peak"], formula),
         textwrap.fill(LEFT_OUT, 100),
-        *[f"**{textwrap.fill(finding, 96)}**" for finding in result.findings],
+        *[f"**{textwrap.fill(finding.text, 96)}**" for finding in result.findings],
     ]
     return "\n\n".join(parts)
 

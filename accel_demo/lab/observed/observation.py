@@ -23,7 +23,7 @@ from accel_demo.wording import counted
 # In the message or the line of an error: the script cannot run without a GPU
 NEEDS_GPU = re.compile(r"\bcuda|nccl|nvidia|\bgpus?\b", re.IGNORECASE)
 NEEDS_LAUNCHER = re.compile(r"\bvariable \w+ expected|'(LOCAL_)?(RANK|WORLD_SIZE)'")
-OF_SCRIPTS = ["timeout", "gpu", "keep"]  # the options of `add_options`
+YOURS = "your script"  # the subject of options, see `Parser.begin_group`
 NO_DRIVER = "Found no NVIDIA driver"
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S*")  # names and paths, which may contain "gpu"
 
@@ -144,21 +144,15 @@ def is_about_a_script(arguments: list[str]) -> bool:
     return "--" in arguments or any(word.endswith(".py") for word in arguments)
 
 
-def refuse_options(
-    parser: Parser, options, names: list[str], subject: str, words: list[str] | None = None
-) -> None:
-    """Raise `UserError` if one of these options, which are about something else, was given.
-
-    With the `words` of the command line, an option that repeats its default is refused, too.
-    """
-    typed = {word.split("=")[0] for word in words or []}
-    for name in names:
-        flag = f"--{name.replace('_', '-')}"
-        defaults = parser.get_default(name), *parser.quick_defaults.get(name, ())
-        if flag in typed or getattr(options, name) not in defaults:
-            if "timeout" in names:
-                raise UserError(f"{flag} is about {subject}: put -- and its command at the end")
-            raise UserError(f"{flag} is about {subject}: leave it out, or the command")
+def refuse_options(parser: Parser, words: list[str], subject: str) -> None:
+    """Raise `UserError` if one of the words is an option that is only about `subject`."""
+    typed = {word.split("=")[0] for word in words}
+    for flag in parser.subjects[subject]:
+        if flag in typed:
+            advice = "put -- and its command at the end"
+            if subject != YOURS:
+                advice = "leave it out, or the command"
+            raise UserError(f"{flag} is only for {subject}: {advice}")
 
 
 def say_if_killed(evidence: Evidence) -> None:

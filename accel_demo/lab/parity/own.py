@@ -12,6 +12,7 @@ from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.observation import observe, say_if_killed
 from accel_demo.lab.observed.places import NotChecked, last_lines
 from accel_demo.lab.observed.ranks import Rank, batches_of, contents
+from accel_demo.lab.output import Finding
 from accel_demo.lab.parity.steps import ComparedStep, StepsOfRun, compare_step
 from accel_demo.observer.limits import BATCHES, EPOCHS, STEPS
 from accel_demo.observer.parity import FACTOR, ORDER
@@ -20,6 +21,7 @@ from accel_demo.wording import counted
 
 ALL_EPOCHS = str(10**6)  # record all samples, and end the run after the steps, not after epochs
 MODULE = {"-m", "--module"}
+NO_DIFFERENCE = "no difference that the order of additions does not explain"
 FLAGS = {"torchrun": "--nproc-per-node", "accelerate": "--num_processes"}
 
 
@@ -33,11 +35,19 @@ class OwnParityResult:
     processes: int
     factor: float
     command_line: list[str]
+    exit_code: int | None  # of the run in several processes
     single_command_line: list[str]
     steps: list[ComparedStep]
     first_step: int | None  # the first one with a difference, from 1
-    kind: str | None  # of this difference: see `compare_step`
-    text: str
+    findings: list[Finding]  # this difference: see `compare_step`
+
+    @property
+    def kind(self) -> str | None:
+        return self.findings[0].kind if self.findings else None
+
+    @property
+    def text(self) -> str:
+        return self.findings[0].text if self.findings else NO_DIFFERENCE
 
 
 def compare_script(options) -> OwnParityResult:
@@ -67,7 +77,7 @@ def compare_script(options) -> OwnParityResult:
             f"{one.first_samples} samples, and one of several {several.first_samples}. "
             "If the script has a flag for its batch size, name it with --batch-flag."
         )
-    return compare(one, several, factor, options.command, command)
+    return compare(one, several, factor, options.command, command, many.exit_code)
 
 
 def run_single(
@@ -166,7 +176,12 @@ def factor_of(ranks: list[Rank]) -> float:
 
 
 def compare(
-    one: StepsOfRun, several: StepsOfRun, factor: float, command: list[str], single: list[str]
+    one: StepsOfRun,
+    several: StepsOfRun,
+    factor: float,
+    command: list[str],
+    single: list[str],
+    exit_code: int | None = None,
 ) -> OwnParityResult:
     """Compare the runs step by step, and name the first difference."""
     compared: list[ComparedStep] = []
@@ -176,16 +191,15 @@ def compare(
         compared.append(row)
         if found and first is None:
             first = step + 1, *found
-    text = "no difference that the order of additions does not explain"
     return OwnParityResult(
         processes=len(several.ranks),
         factor=factor,
         command_line=command,
+        exit_code=exit_code,
         single_command_line=single,
         steps=compared,
         first_step=first[0] if first else None,
-        kind=first[1] if first else None,
-        text=f"step {first[0]}: {first[2]}" if first else text,
+        findings=[Finding(first[1], None, f"step {first[0]}: {first[2]}")] if first else [],
     )
 
 

@@ -1,7 +1,7 @@
 """Compare the weights of two runs: how much may they differ, how much do they differ, and why?"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accel_demo.config import TrainConfig
+from accel_demo.lab.output import Finding
 from accel_demo.lab.parity.runs import ParityRun
 from accel_demo.models import make_model
 
@@ -72,13 +73,21 @@ class ParityRow:
         return self.promised == NOTHING or self.difference.weights <= BOUND
 
 
-@dataclass(frozen=True)
+@dataclass
 class ParityResult:
     """The compared pairs, and the settings that all runs have in common."""
 
     config: TrainConfig
     device: str
     rows: list[ParityRow]
+    findings: list[Finding] = field(init=False)  # the rows that break their promise
+
+    def __post_init__(self) -> None:
+        self.findings = [
+            Finding("weights", None, f"{row.pair}: the weights differ by more than promised")
+            for row in self.rows
+            if not row.keeps_promise
+        ]
 
 
 def plan(process_counts: list[int], batch_size: int) -> list[Pair]:

@@ -23,7 +23,7 @@ from accel_demo.errors import UserError
 from accel_demo.guess import comparison
 from accel_demo.lab import load
 from accel_demo.lab.observed.observation import (
-    OF_SCRIPTS,
+    YOURS,
     add_options,
     is_about_a_script,
     observe,
@@ -32,7 +32,7 @@ from accel_demo.lab.observed.observation import (
     say_if_killed,
 )
 from accel_demo.lab.observed.places import NotChecked, last_lines
-from accel_demo.lab.output import write_outputs
+from accel_demo.lab.output import Finding, write_outputs
 from accel_demo.lab.shards import tables
 from accel_demo.lab.shards.own import OwnShardsResult, loaders_of
 from accel_demo.lab.shards.reading import (
@@ -60,8 +60,7 @@ SWITCHES = {
     "--drop-last": "drop the last samples instead of padding",
     "--no-shuffle": "read samples in dataset order",
 }
-OF_OUR_LOADERS = ["samples", "batch_size", "method", "guess"]
-OF_OUR_LOADERS += [flag.removeprefix("--").replace("-", "_") for flag in SWITCHES]
+OURS = "our loaders"
 
 
 def main(arguments: list[str]) -> int:
@@ -92,8 +91,7 @@ def main_of_script(arguments: list[str]) -> int:
     """Show what the loaders of the reader's script return."""
     parser = make_parser()
     options = read_command(parser, arguments, "shards")
-    words = arguments[: -len(options.command)]
-    refuse_options(parser, options, OF_OUR_LOADERS, "our own loaders", words)
+    refuse_options(parser, arguments[: -len(options.command)], OURS)
     if options.quick:
         options.epochs = min(options.epochs, QUICK_EPOCHS)
     limits = {EPOCHS: str(options.epochs), BATCHES: str(MOST_BATCHES)}
@@ -110,14 +108,23 @@ def main_of_script(arguments: list[str]) -> int:
             f"{evidence.exit_code}: {last}"
         )
     world = max(rank.connected_world for rank in evidence.ranks)
-    result = OwnShardsResult(world, options.command, evidence.exit_code, loaders)
+    findings = [
+        Finding("samples", None, f"{loader.name}: {text}")
+        for loader in loaders
+        for text in loader.findings
+    ]
+    result = OwnShardsResult(world, options.command, evidence.exit_code, loaders, findings)
     print(tables.headline_of_script(result, len(evidence.ranks)))
     for loader in loaders:
         print(f"\n{tables.describe(loader)}\n\n{tables.reading_table([loader], with_names=False)}")
         for finding in loader.findings:
             print(f"\n**{textwrap.fill(finding, 96, break_on_hyphens=False)}**")
+    if options.guess is not None:
+        training = [loader for loader in loaders if loader.trains] or loaders
+        duplicates = len(training[-1].epochs[0].more_than_once)
+        print(f"\n{comparison(options.guess, duplicates, ' samples')}")
     write_outputs(options, "shards", result, draw, of_script=True)
-    return int(any(loader.findings for loader in loaders))
+    return int(bool(findings))
 
 
 def draw(result: ShardsResult | OwnShardsResult, path: Path) -> None:
@@ -132,7 +139,7 @@ def read_options(arguments: list[str]):
     """Parse and check the options. Raises `UserError` if they are invalid or cannot be combined."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    refuse_options(parser, options, OF_SCRIPTS, "your own script", arguments)
+    refuse_options(parser, arguments, YOURS)
     check(options)
     return options
 
@@ -140,15 +147,17 @@ def read_options(arguments: list[str]):
 def make_parser() -> Parser:
     parser = command_parser("shards", __doc__, quick=f"at most {QUICK_EPOCHS} epochs")
     parser.add_processes(2, "number of processes")
+    parser.add_option("--epochs", 3, "number of epochs to read", least=1, most=MOST_EPOCHS)
+    parser.add_guess("how many samples the last (training) loader reads twice in epoch 1")
+    parser.begin_group(OURS)
     parser.add_option("--samples", 22, "size of the dataset", least=1, most=MOST_SAMPLES)
     help = "batch size per process, or global batch size with --split-batches"
     parser.add_option("--batch-size", 4, help, least=1, most=MOST_SAMPLES)
-    parser.add_option("--epochs", 3, "number of epochs to read", least=1, most=MOST_EPOCHS)
     choices = [TORCH, ACCELERATE, "both"]
     parser.add_option("--method", "both", "which loader to read with", choices=choices)
     for flag, help in SWITCHES.items():
         parser.add_argument(flag, action="store_true", help=help)
-    parser.add_guess("how many samples the last loader reads more than once in epoch 1")
+    parser.begin_group(YOURS)
     add_options(parser)
     return parser
 

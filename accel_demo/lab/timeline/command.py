@@ -32,7 +32,7 @@ from accel_demo.guess import comparison
 from accel_demo.lab import hosts, load
 from accel_demo.lab.measurements import median_interval
 from accel_demo.lab.observed.observation import (
-    OF_SCRIPTS,
+    YOURS,
     add_options,
     is_about_a_script,
     read_command,
@@ -62,7 +62,7 @@ REPEATS = 9  # profiled runs of each bucket size, if there are several sizes
 MOST_STEPS = 100  # a limit, because each profiled step has thousands of events
 
 
-OF_OUR_LOOP = ["model", "batch_size", "accumulate", "bucket_mb", "repeats", "straggler", "rate"]
+OURS = "our training loop"
 
 
 def main(arguments: list[str]) -> int:
@@ -78,7 +78,7 @@ def main_of_script(arguments: list[str]) -> int:
     """Show the steps of the reader's script."""
     parser = make_parser()
     options = read_command(parser, arguments, "timeline")
-    refuse_options(parser, options, OF_OUR_LOOP, "our own loop")
+    refuse_options(parser, arguments[: -len(options.command)], OURS)
     options.files = files_to_write(options)
     result, traces, own_traces = measure_script(options)
     if own_traces:
@@ -104,7 +104,12 @@ def make_parser() -> Parser:
     add = parser.add_argument
     parser.add_processes(2, "connected processes")
     parser.add_option("--steps", 8, "steps to show", quick=4, least=2, most=MOST_STEPS)
-    parser.add_option("--model", "vgg11", "our model", quick="small_cnn", choices=MODELS)
+    help = "folder for trace.json and timeline.html (default: runs/timeline)"
+    add("--output", type=Path, default=Path("runs/timeline"), metavar="FOLDER", help=help)
+    add("--html", type=Path, metavar="FILE", help="write the page to FILE instead of FOLDER")
+    parser.add_guess("how much of the all-reduce is hidden, in %% (mean over the ranks)")
+    parser.begin_group(OURS)
+    parser.add_option("--model", "vgg11", "the model", quick="small_cnn", choices=MODELS)
     parser.add_option("--batch-size", 8, "images per process and micro-batch")
     parser.add_option("--accumulate", 1, "micro-batches per optimizer step")
     help = "DDP's bucket size in MiB, or several sizes to compare (default: 25, as in DDP)"
@@ -114,10 +119,7 @@ def make_parser() -> Parser:
     help = "delay a rank in each step (e.g. 1:20ms); not detected below 5 ms or 2 %% of a step"
     add("--straggler", metavar="RANK:MILLISECONDSms", help=help)
     hosts.add_rate(parser)
-    help = "folder for trace.json and timeline.html (default: runs/timeline)"
-    add("--output", type=Path, default=Path("runs/timeline"), metavar="FOLDER", help=help)
-    add("--html", type=Path, metavar="FILE", help="write the page to FILE instead of FOLDER")
-    parser.add_guess("how much of the all-reduce is hidden, in %% (mean over the ranks)")
+    parser.begin_group(YOURS)
     add_options(parser)
     return parser
 
@@ -126,7 +128,7 @@ def read(arguments: list[str]):
     """Parse and check the options. Add the `config` for train.py and the `files` to write."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    refuse_options(parser, options, OF_SCRIPTS, "your own script")
+    refuse_options(parser, arguments, YOURS)
     options.bucket_mb = bucket_sizes(options.bucket_mb)
     options.straggler = straggler_in(options.straggler, options.processes)
     options.config = TrainConfig(
@@ -315,7 +317,7 @@ def write(result: TimelineResult, traces: dict[str, list[dict]], options) -> lis
                 drafts[name].write_text(trace)
         write_timeline_page(result, drafts["page"])
         if "json" in drafts:
-            write_json(drafts["json"], "timeline", result)
+            write_json(drafts["json"], "timeline", result, hasattr(options, "command"))
         if "plot" in drafts:
             save(figure_of(result), drafts["plot"], load.warning())
         options.output.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,8 @@ Start and end times are milliseconds since the start of the first step shown, on
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from accel_demo.lab.output import Finding
+
 
 @dataclass(frozen=True)
 class RankProfile:
@@ -86,15 +88,6 @@ class BucketTrial:
 
 
 @dataclass(frozen=True)
-class TimelineFinding:
-    """What makes the steps slow. `kind` is for example "waits for data"."""
-
-    kind: str
-    rank: int | None  # None if it is all of them
-    text: str
-
-
-@dataclass(frozen=True)
 class TimelineResult:
     """The result of the profiled runs. `ranks` comes from the run with the last bucket size.
 
@@ -110,7 +103,7 @@ class TimelineResult:
     bucket_bytes: list[list[int]]
     ranks: list[RankTimeline]
     straggler: int | None  # the slow rank, if any
-    findings: list[TimelineFinding]
+    findings: list[Finding]
     sweep: list[BucketTrial] = field(default_factory=list)  # empty with only one bucket size
 
 
