@@ -1,28 +1,46 @@
-"""Record the measured outputs and pictures of pages 20, 25, 40, 41, 44 and 45 again.
+"""Record the measured outputs and pictures of pages 20, 25, 40, 41, 42, 44 and 45 again.
 
 python tutorials/40_record.py              # everything; takes minutes, and needs an idle machine
-python tutorials/40_record.py scaling      # or alpha_beta (page 20), dp_or_ddp (25), timeline (40),
-                                           # slower (41); as root on Linux: two_machines,
-                                           # two_worlds, rates (44), lost_machine (45)
+python tutorials/40_record.py scaling      # or alpha_beta (page 20), dp_or_ddp (25), timeline,
+                                           # buckets (40), slower (41), fits (42); as root on
+                                           # Linux: two_machines, two_worlds, rates (44),
+                                           # lost_machine (45)
 python tutorials/40_record.py --quick      # a preview only: the tests need the full results
+
+If other programs use the processor, it stops, and does not change the transcript. The two timelines
+are measured in turn, several times each, and of each, the run with the median step time is kept.
 """
 
+import json
+import random
+import re
 import shlex
-import sys
+import shutil
+import statistics
+import tempfile
+import time
 from pathlib import Path
 
-from accel_demo.errors import one_line_errors
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.lab.load import LoadWatch
 from accel_demo.options import Parser
 from accel_demo.processes.launch import REPOSITORY, run_to_end
+from accel_demo.show import table
 
 TIME_LIMIT = 1800  # seconds per command
+RUNS = 5  # of each of the commands that are measured in turn
+PAUSE, MOST_CORES = 3.0, 0.2  # before each command, other programs may use so much for so long
 RECORDS = {
     "alpha_beta": ["python tutorials/alpha_beta.py --plot tutorials/20_alpha_beta.svg"],
     "dp_or_ddp": ["accel-demo bench dataparallel --forward --repeats 25"],
     "timeline": [
         "accel-demo timeline --plot tutorials/40_timeline.svg",
-        "accel-demo timeline --bucket-mb 0.5,2,8,25,100",
         "accel-demo timeline --straggler 1:20ms --plot tutorials/40_straggler.svg",
+    ],
+    "buckets": ["accel-demo timeline --bucket-mb 0.5,2,8,25,100"],
+    "fits": [
+        "accel-demo memory --devices 8 -- torchrun --nproc-per-node 2 tutorials/42_train.py",
+        "accel-demo memory --devices 8 -- torchrun --nproc-per-node 2 tutorials/42_train.py --checkpointing",
     ],
     "scaling": ["accel-demo scaling --repeats 25 --plot tutorials/41_scaling.svg"],
     "slower": ["python tutorials/41_slower.py"],
@@ -33,17 +51,65 @@ RECORDS = {
 }
 
 
+def run(command: str, folder: Path = REPOSITORY) -> str:
+    """Return what a command prints.
+
+    Raises `UserError` if the command fails, or if the machine is busy before it, or during it.
+    """
+    watch = LoadWatch()
+    time.sleep(PAUSE)
+    load = watch.load()
+    if load.others + load.stolen > MOST_CORES:
+        raise UserError(f"not recorded: other programs use {load.others + load.stolen:.1f} cores")
+    print(command, flush=True)
+    result = run_to_end(command, TIME_LIMIT, cwd=folder)
+    if result.returncode != 0:
+        raise UserError(f"{shlex.split(command)[0]} returned {result.returncode}: {result.stderr}")
+    if warning := re.search("busy machine: .*", result.stdout):  # printed by the command
+        raise UserError(f"not recorded: {warning[0]}")
+    return result.stdout.rstrip()
+
+
+def run_in_turn(commands: list[str]) -> dict[str, str]:
+    """Run `accel-demo timeline` commands several times, in a random order in each round.
+
+    Returns what each printed in the run with the median step time, and writes the step times of
+    all runs to transcripts/timeline_runs.txt.
+    """
+    outputs = {command: {} for command in commands}  # {command: {step time: (output, folder)}}
+    with tempfile.TemporaryDirectory() as temporary:
+        for number in range(RUNS):
+            for command in random.sample(commands, len(commands)):
+                folder = Path(temporary, f"{number}-{commands.index(command)}")
+                Path(folder, "tutorials").mkdir(parents=True)
+                output = run(f"{command} --json result.json", folder)
+                ranks = json.loads(Path(folder, "result.json").read_text())["ranks"]
+                steps = [each["end_ms"] - each["start_ms"] for each in ranks[0]["steps"]]
+                step = statistics.median(steps)
+                outputs[command][step] = output, folder
+        rows, kept = [], {}
+        for command, runs in outputs.items():
+            middle = statistics.median_low(runs)
+            kept[command], folder = runs[middle]
+            for picture in Path(folder, "tutorials").iterdir():
+                shutil.copy(picture, REPOSITORY / "tutorials")
+            times = ", ".join(f"{step:.0f}" for step in sorted(runs))
+            rows.append([f"`{command.split(' --plot')[0]}`", times, f"{middle:.1f}"])
+    head = ["command", f"ms per step in {RUNS} runs", "median"]
+    write("timeline_runs", table(head, rows) + "\n")
+    return kept
+
+
 def record(name: str, option: str = "") -> None:
     """Run one transcript's commands, and write the commands and their output to transcripts/."""
-    parts = []
-    for command in RECORDS[name]:
-        command += option
-        print(command, flush=True)
-        result = run_to_end(command, TIME_LIMIT)
-        if result.returncode != 0:
-            sys.exit(f"{shlex.split(command)[0]} returned {result.returncode}\n{result.stderr}")
-        parts.append(f"$ {command}\n{result.stdout.rstrip()}\n")
-    Path(REPOSITORY, "tutorials", "transcripts", f"{name}.txt").write_text("\n".join(parts))
+    commands = [command + option for command in RECORDS[name]]
+    outputs = run_in_turn(commands) if name == "timeline" else {}
+    parts = [f"$ {each}\n{outputs[each] if each in outputs else run(each)}\n" for each in commands]
+    write(name, "\n".join(parts))
+
+
+def write(name: str, text: str) -> None:
+    Path(REPOSITORY, "tutorials", "transcripts", f"{name}.txt").write_text(text)
 
 
 if __name__ == "__main__":
