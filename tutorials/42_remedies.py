@@ -7,14 +7,13 @@ operation. It is the same on each machine. The second peak, with a batch of 1, i
 weights, gradients and optimizer state, so the difference of the two is nearly all activations.
 """
 
-import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
+from encoder import Encoder
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from accel_demo.anatomy.live import LiveBytes
@@ -22,22 +21,6 @@ from accel_demo.show import table
 
 LAYERS, WIDTH, TOKENS, BATCH = 3, 128, 64, 16
 STEPS = 2  # the optimizer creates its state in the first
-
-
-class Transformer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
-        self.layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(LAYERS))
-        self.checkpointing = False
-
-    def forward(self, inputs):
-        for layer in self.layers:
-            if self.checkpointing:  # keep only the layer's input, and compute the rest again
-                inputs = checkpoint(layer, inputs, use_reentrant=False)
-            else:
-                inputs = layer(inputs)
-        return inputs
 
 
 def autocast():
@@ -80,9 +63,8 @@ def sgd(parameters):
 
 
 # remedy: (optimizer, checkpointing, dtype of the weights, keyword arguments of `step`)
-AS_USUAL = (torch.optim.AdamW, False, torch.float32, {})
 REMEDIES = {
-    "none": AS_USUAL,
+    "none": (torch.optim.AdamW, False, torch.float32, {}),
     "4 micro-batches": (torch.optim.AdamW, False, torch.float32, {"micro_batches": 4}),
     "activation checkpointing": (torch.optim.AdamW, True, torch.float32, {}),
     "both": (torch.optim.AdamW, True, torch.float32, {"micro_batches": 4}),
@@ -94,12 +76,16 @@ REMEDIES = {
 }
 
 
+def make_model(remedy: str) -> nn.Module:
+    _, checkpointing, dtype, _ = REMEDIES[remedy]
+    torch.manual_seed(0)
+    return Encoder(LAYERS, WIDTH, checkpointing).to(dtype)
+
+
 def train(remedy: str, batch_size: int, mode=None) -> tuple[nn.Module, int]:
     """Train for some steps. Return the model and, without `mode`, the peak in bytes."""
-    make_optimizer, checkpointing, dtype, settings = REMEDIES[remedy]
-    torch.manual_seed(0)
-    model = Transformer().to(dtype)
-    model.checkpointing = checkpointing
+    make_optimizer, _, dtype, settings = REMEDIES[remedy]
+    model = make_model(remedy)
     optimizer = make_optimizer(model.parameters())
     batch = torch.randn(batch_size, TOKENS, WIDTH).to(dtype)
     with mode or LiveBytes([*model.parameters(), batch]) as live:

@@ -90,7 +90,7 @@ def difference(trained: nn.Module, reference: nn.Module) -> float:
     """Return the largest difference between any two weights."""
     trained = getattr(trained, "module", trained)
     pairs = []
-    for block, expected in zip(trained, reference):
+    for block, expected in zip(trained, reference, strict=True):
         if isinstance(block, Sharded):
             weights = block.weights(block.gather())
         else:

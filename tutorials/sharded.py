@@ -45,8 +45,9 @@ class Sharded(nn.Module):
 
     def weights(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
         """Cut the gathered weights into the module's parameters."""
-        parts = whole.split(self.sizes)
-        return {n: part.view(shape) for (n, shape), part in zip(self.shapes.items(), parts)}
+        *parts, _ = whole.split(self.sizes)
+        named = zip(self.shapes.items(), parts, strict=True)
+        return {name: part.view(shape) for (name, shape), part in named}
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         whole = Gather.apply(self.shard, self)

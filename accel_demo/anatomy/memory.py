@@ -154,8 +154,8 @@ def ddp(
 def fsdp(devices: list, model_name: str, make_optimizer: Callable) -> list[DeviceMemory]:
     """Train with FSDP2. Each rank stores a shard of everything, and gathers one layer at a time.
 
-    The "gathered" bytes are the bytes of the largest layer gathered in forward. In backward, two
-    layers may be gathered at once, because FSDP2 may prefetch the layer that it needs next.
+    The "gathered" bytes are those of the largest layer, as gathered in forward. Backward needs
+    more: see tutorials/43_fsdp.py.
     """
     model, gathered = make_contiguous_model(model_name, devices[0]), [0]
     mesh = init_device_mesh(devices[0].type, (dist.get_world_size(),))

@@ -164,6 +164,20 @@ def test_one_process_predicts_the_memory_of_two_within_10_percent(options, tmp_p
         assert predicted[strategy] == pytest.approx(median(peaks), rel=0.1), strategy
 
 
+@pytest.mark.slow
+def test_losses_that_page_42_lets_a_reader_collect_are_named(tmp_path):
+    text = (REPOSITORY / "tutorials/42_train.py").read_text()
+    text = text.replace("for (batch,) in loader:", "losses = []\nfor (batch,) in loader:")
+    text = text.replace("    loss.backward()", "    losses.append(loss)\n    loss.backward()")
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "encoder.py").write_text((REPOSITORY / "tutorials/encoder.py").read_text())
+    command = ["accel-demo", "memory", "--quick", "-n", "2", tmp_path / "train.py"]
+    ended = run_to_end(command, 200, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 connected processes" in ended.stdout
+    assert "keeps tensors with their graph" in " ".join(ended.stdout.split())
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -1,140 +1,113 @@
-"""Page 42: the memory budget, and what Accelerate and PyTorch do with a split model."""
+"""Page 42: the memory of a script, what each remedy saves, and the bytes per parameter."""
 
-from math import isclose
-
+import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
-from accel_demo.anatomy.model_parallel import splits
-from accel_demo.config import TrainConfig
-from accel_demo.models import make_model
-from tests.pages.pages import TUTORIALS, bound_to, rows_below
+from tests.pages.pages import TUTORIALS, load_module, rows_below, section, transcript
 
-PAGE = TUTORIALS / "42_when_it_does_not_fit.md"
+PAGE = TUTORIALS / "42_what_fits.md"
 TEXT = " ".join(PAGE.read_text().split())
+REMEDIES = load_module(TUTORIALS / "42_remedies.py")
 
 
-def memory_rows() -> dict[str, list[dict[str, int]]]:
-    """Map each strategy to the bytes on its ranks."""
-    kinds = ["parameters", "gradients", "state", "buckets", "gathered", "total", "stays"]
-    ranks = {}
-    for strategy, _, *sizes in rows_below(PAGE, "strategy"):
-        ranks.setdefault(strategy, []).append(dict(zip(kinds, map(int, sizes), strict=True)))
-    return ranks
+def measured_rows(output: str, heading: str) -> list[list[float]]:
+    """Return the numbers of a table in a transcript, without its first column. A dash is 0."""
+    lines = output.splitlines()
+    [start] = [n for n, line in enumerate(lines) if line.startswith(f"| {heading} ")]
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            return rows
+        cells = [cell.strip() for cell in line.split("|")[2:-1]]
+        rows.append([0.0 if cell == "–" else float(cell) for cell in cells])
+    return rows
 
 
-def test_adamw_needs_16_bytes_per_parameter_and_the_buckets_of_ddp_4_more():
-    parameters = [p.numel() for p in make_model(TrainConfig(model="small_cnn")).parameters()]
-    count, ranks = sum(parameters), memory_rows()
-    assert f"has {count:,} parameters, and 16 × {count:,} = {16 * count:,} bytes" in TEXT
-    assert ranks["one process"][0]["total"] == 16 * count
-    assert ranks["DDP"][0]["total"] == 20 * count
-    assert ranks["DDP, gradients as bucket views"][0]["total"] == 16 * count
-    assert f"take {4 * count / 1e3:.0f} kB" in TEXT
-    assert f"needs {16 * count / 1e3:,.0f} kB" in TEXT
-    zero = ranks["the same, ZeRO optimizer"]
-    assert zero[0]["state"] > zero[1]["state"]
+def test_the_transcript_is_that_of_the_commands_on_the_page():
+    recorded = transcript("fits")
+    assert list(recorded) == load_module(TUTORIALS / "40_record.py").RECORDS["fits"]
+    for command, output in recorded.items():
+        assert f"\n{command}\n" in PAGE.read_text(), "in a code block"
+        assert output.startswith("2 connected processes on cpu, AdamW")
 
 
-def test_a_rank_of_fsdp_needs_its_half_and_the_largest_layer():
-    [one], ranks = memory_rows()["one process"], memory_rows()["FSDP2"]
-    for rank in ranks:
-        assert rank["total"] - rank["gathered"] == one["total"] / 2
-        assert f"a total of {rank['total']:,} bytes" in TEXT
-        assert f"which is {rank['total'] / one['total']:.0%} of {one['total']:,}" in TEXT
-        assert f'{rank["gathered"]:,} bytes in the "gathered" column' in TEXT
-    elements = {row[0]: row[1:] for row in rows_below(PAGE, "when")}
-    assert elements["before forward"] == elements["after forward"] == ["384", "384"]
-    assert elements["inside forward, at most"] == [str(384 + 768 // 4)] * 2
+def test_the_text_follows_from_what_the_script_holds():
+    plain, checkpointing = (measured_rows(each, "rank") for each in transcript("fits").values())
+    parameters, gradients, state, buckets, others, activations, in_step = plain[0]
+    assert parameters == gradients == buckets and others == 0
+    assert abs(state - 2 * parameters) <= 0.1
+    assert max(plain[0][:-1]) == activations, "the largest column"
+    kept, after = checkpointing[0][-2:]
+    assert checkpointing[0][:4] == plain[0][:4]
+    assert f"The activations take {kept:.0f} MiB instead of {activations:.0f}." in TEXT
+    assert f"The peak falls less, from {in_step:.0f} MiB to {after:.0f}" in TEXT
 
 
-def test_the_totals_in_the_table_of_zero_stages_are_the_sums_of_the_parts():
-    rows = rows_below(PAGE, "bytes per parameter")
-    assert len(rows) == 4
-    for row in rows:
-        *parts, total, with_8 = (
-            float(eval(cell, {"N": 8}))
-            for cell in row[1:]  # formulas such as "8 + 8 / N"
+def test_no_strategy_divides_the_activations():
+    rows = measured_rows(next(iter(transcript("fits").values())), "strategy")
+    ddp, fsdp = rows[0], rows[-1]
+    assert len(rows) == 4 and len({row[-2] for row in rows}) == 1
+    for kind in range(3):
+        assert fsdp[kind] == pytest.approx(ddp[kind] / 8, abs=0.05)
+
+
+def remedies() -> dict[str, list[str]]:
+    return {row[0]: row[1:] for row in rows_below(PAGE, "remedy")}
+
+
+def test_each_remedy_saves_its_part_and_micro_batches_the_most():
+    peaks = {name: [float(cell) for cell in row[:2]] for name, row in remedies().items()}
+    parameters = sum(p.numel() for p in REMEDIES.make_model("none").parameters())
+    mib = parameters / 2**20
+    assert f"At its peak, a step needs {peaks['none'][0]} MiB: {16 * mib:.0f} MiB for the" in TEXT
+    assert peaks["none"][1] == pytest.approx(16 * mib, abs=1)
+    assert peaks["SGD"][1] == pytest.approx(8 * mib, abs=1)
+    choices = ["SGD", "bf16 autocast", "activation checkpointing", "4 micro-batches"]
+    assert min(choices, key=lambda name: peaks[name][0]) == "4 micro-batches"
+    assert peaks["both"][0] < peaks["4 micro-batches"][0]
+    assert peaks["bf16 weights and all"][1] == peaks["none"][1] / 2
+    assert peaks["none"][0] - peaks["update in backward"][0] < 0.5 < peaks["none"][1] - 8.8 + 0.5
+
+
+def test_only_checkpointing_costs_operations_and_not_a_bit_of_the_weights():
+    rows = remedies()
+    costly = {name: row[2] for name, row in rows.items() if row[2] != "1.00"}
+    assert costly == dict.fromkeys(("activation checkpointing", "both"), "1.34")
+    assert {name for name, row in rows.items() if row[3] == "the same bits"} == {
+        *("none", "activation checkpointing", "update in backward")
+    }
+    assert rows["4 micro-batches"][3] == "the same, but for rounding"
+
+
+def test_the_bytes_per_parameter_are_those_of_the_optimizers():
+    sizes = {"AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD}
+    for name, weight, gradient, state, total in rows_below_without_name():
+        dtype = torch.bfloat16 if "bf16" in name else torch.float32
+        parameter = torch.nn.Parameter(torch.zeros(1000, dtype=dtype))
+        parameter.grad = torch.ones_like(parameter)
+        settings = {"momentum": 0.9} if "momentum" in name else {}
+        optimizer = sizes[name.split(",")[0].split()[0]]([parameter], lr=0.1, **settings)
+        optimizer.step()
+        held = sum(
+            value.nbytes
+            for value in optimizer.state[parameter].values()
+            if isinstance(value, torch.Tensor) and value.numel() == 1000
         )
-        assert isclose(sum(parts), total) and isclose(total, with_8)
+        assert [weight, gradient, state] == [
+            parameter.nbytes / 1000,
+            parameter.grad.nbytes / 1000,
+            held / 1000,
+        ], name
+        assert total == weight + gradient + state
 
 
-def test_the_measured_bytes_match_the_table_of_zero_stages_on_two_ranks():
-    [one] = memory_rows()["one process"]
-    count = one["total"] / 16
-    zero, fsdp = memory_rows()["the same, ZeRO optimizer"], memory_rows()["FSDP2"]
-    assert sum(rank["total"] for rank in zero) / 2 == (8 + 8 / 2) * count
-    assert all(rank["total"] - rank["gathered"] == 16 / 2 * count for rank in fsdp)
+def rows_below_without_name() -> list[list]:
+    """Return the rows of the table of bytes per parameter, whose first heading is empty."""
+    lines = section(PAGE.read_text(), "How many bytes a training step needs").splitlines()
+    rows = [[c.strip() for c in line[1:-1].split("|")] for line in lines if line.startswith("|")]
+    return [[name, *map(float, numbers)] for name, *numbers in rows[2:]]
 
 
 def test_the_answers_are_right():
-    assert f"16 × 3 = {16 * 3} GB" in TEXT and f"{16 * 3} / 4 = {16 * 3 / 4:g} GB" in TEXT
-    assert f"{4 * 100e6 / 1e9} GB more" in TEXT
-    for microbatches, share in ((8, "3/11"), (32, "3/35")):
-        logs = [
-            [(kind, piece) for kind in ("forward", "backward") for piece in range(microbatches)]
-        ] * 4
-        assert str(splits.bubble(splits.timetable(logs))) == share
-        assert f"3 / ({microbatches} + 3) = {share}" in TEXT
-
-
-def shard_in_two_wrong_ways(device):
-    """Return the elements inside and after forward, and whether a late `fully_shard` trains."""
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    model = fully_shard(splits.make_model(), mesh=mesh)  # only the whole model
-    shards, inside = splits._local(model), []
-    model[0].register_forward_pre_hook(lambda *_: inside.append(splits.elements(model, shards)))
-    model(splits.whole_numbers((2, splits.WIDTHS[0]), 0))
-    after = splits.elements(model)
-    late = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(late.parameters(), lr=1.0)
-    fully_shard(late, mesh=mesh)
-    before = late.weight.full_tensor().detach().clone()
-    late(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    return inside, after, torch.equal(before, late.weight.full_tensor())
-
-
-def test_sharding_only_the_whole_model_gathers_it_and_an_early_optimizer_changes_nothing(together):
-    for inside, after, is_unchanged in together(shard_in_two_wrong_ways, 2):
-        assert (inside, after) == ([384 + 768], 768)
-        assert is_unchanged
-        assert "then gathered at once, and stay until `backward` is done." in TEXT
-
-
-ON_A_CPU = """
-import sys
-
-from accelerate import Accelerator
-from accelerate.utils import FullyShardedDataParallelPlugin
-from torch import nn
-
-plugin = FullyShardedDataParallelPlugin(
-    fsdp_version=2,
-    auto_wrap_policy="transformer_based_wrap",
-    transformer_cls_names_to_wrap=["Linear"],
-    activation_checkpointing=True,
-    cpu_offload=True,
-)
-accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
-
-
-def say(text):  # one write, because torchrun passes -u, and print would write the end separately
-    sys.stdout.write(f"{text}\\n")
-
-
-say(type(accelerator.prepare(nn.Sequential(nn.Linear(2, 2)))).__name__)
-say(f"policy: {FullyShardedDataParallelPlugin(fsdp_version=2).auto_wrap_policy}")
-"""
-
-
-def test_accelerate_ignores_fsdp_on_a_cpu(start, tmp_path):
-    bound_to("accelerate", PAGE.name, "Accelerate {version} silently ignores the plugin there")
-    program = tmp_path / "on_a_cpu.py"
-    program.write_text(ON_A_CPU)
-    result = start(["torchrun", "--nproc-per-node", 2, program])
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("DistributedDataParallel\n") == 2
-    assert result.stdout.count("policy: None\n") == 2
+    assert f"therefore needs {16 * 7} GB" in TEXT
+    assert f"16 × 3 = {16 * 3} GB with AdamW, and 8 × 3 = {8 * 3} GB with SGD" in TEXT

@@ -19,6 +19,21 @@ METHODS = {  # what is split, and what is sent between the devices
     "tensor parallel": ("matrix of each layer", "activations, their gradients"),
     "FSDP2": ("each parameter, batch", "parameters, their gradients"),
 }
+PANELS = {  # title, and what the arrows are
+    "DDP": ("DDP: the whole model,\na part of the batch", "gradients are sent (orange)"),
+    "FSDP2": (
+        "FSDP2: a part of each layer,\na part of the batch",
+        "weights are sent (blue),\nand their gradients (orange)",
+    ),
+    "pipeline": (
+        "Pipeline: some layers,\nthe whole batch",
+        "activations are sent (blue),\ntheir gradients return (orange)",
+    ),
+    "tensor parallel": (
+        "Tensor parallelism: a part of each\nlayer, the whole batch",
+        "activations are added up (blue),\nand their gradients (orange)",
+    ),
+}
 FORWARD, BACKWARD, EMPTY = COLORS[5], COLORS[1], "#eeeeee"
 
 
@@ -96,50 +111,43 @@ def _short(chunk: splits.Chunk) -> str:
 
 
 def draw(grid: list[dict[int, splits.Chunk]], path: Path) -> None:
-    """Draw what each rank stores in data and model parallelism, above the pipeline's timetable."""
+    """Draw what each rank stores with each method, above the pipeline's timetable."""
     length = 1 + max(time for row in grid for time in row)
     width = min(16, max(7.2, 1 + 0.29 * length))  # inches
-    figure = new_figure(width, 6.5)
-    ratios = [3.4, 0.7 + 0.45 * len(grid)]
+    figure = new_figure(width, 11)
+    ratios = [8.4, 0.7 + 0.45 * len(grid)]
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=ratios)[:, 0]
-    left, right = upper.subplots(1, 2)
-    ranks = len(grid)
-    model = splits.make_model()
-    stages = [set(splits.stage_of(model, rank, ranks).state_dict()) for rank in range(ranks)]
-    _draw_holders(left, model, [set(model.state_dict())] * ranks, splits_batch=True)
-    left.set_title("Data parallelism:\nwhole model, part of the batch", fontsize=11)
-    _draw_holders(right, model, stages, splits_batch=False)
-    right.set_title("Model parallelism:\npart of the model, whole batch", fontsize=11)
+    for axes, method in zip(upper.subplots(2, 2).flat, PANELS, strict=True):
+        _draw_panel(axes, method, ranks=len(grid))
     _draw_timetable(lower.subplots(), grid, room=72 * (width - 1) / length)
     save(figure, path)
 
 
-def _draw_holders(axes, model, held: list[set], splits_batch: bool) -> None:
+def _draw_panel(axes, method: str, ranks: int) -> None:
     """Draw a column per rank, with the batch below the layers. Parts on other ranks are dashed."""
-    ranks, width = len(held), 0.62
-    for rank, names in enumerate(held):
+    title, sent = PANELS[method]
+    model, width = splits.make_model(), 0.62
+    splits_batch = method in ("DDP", "FSDP2")
+    for rank in range(ranks):
         for part in range(ranks):
             is_here = part == rank if splits_batch else rank == 0
             low = 0.1 + 0.8 * (ranks - 1 - part) / ranks
             _box(axes, (rank - width / 2, low), (width, 0.8 / ranks), COLORS[2], is_here)
-        for layer, (name, weight) in enumerate(model.named_parameters()):
-            corner = (rank - width / 2, 1.6 + 0.85 * layer)
-            _box(axes, corner, (width, 0.6), COLORS[5], name in names)
-            if name in names:
-                text = f"layer {layer}\n{weight.numel()}"
-                axes.text(rank, corner[1] + 0.3, text, ha="center", va="center", fontsize=8)
+        for layer, weight in enumerate(model.parameters()):
+            left, low = rank - width / 2, 1.6 + 0.85 * layer
+            _box(axes, (left, low), (width, 0.6), "white", False)
+            x, y, wide, high = _held(method, layer, rank, ranks)
+            if not wide * high:
+                continue
+            corner = left + x * width, low + y * 0.6
+            _box(axes, corner, (wide * width, high * 0.6), COLORS[5], True)
+            text = f"{weight.numel() * wide * high:.0f}"
+            if wide * high == 1:
+                text = f"layer {layer}\n{text}"
+            middle = corner[0] + wide * width / 2, corner[1] + high * 0.3
+            axes.text(*middle, text, ha="center", va="center", fontsize=8)
     for rank in range(ranks - 1):
-        last = max(int(name.split(".")[0]) for name in held[rank]) // 2
-        for layer in range(4) if splits_batch else [last]:
-            left, right = (rank + 0.31, 1.9 + 0.85 * layer), (rank + 0.69, 1.9 + 0.85 * layer)
-            if splits_batch:
-                _arrow(axes, left, right, "<->", BACKWARD)
-            else:  # to the next layer, and back
-                _arrow(axes, (left[0], left[1] + 0.2), (right[0], right[1] + 1.0), "->", FORWARD)
-                _arrow(axes, (left[0], left[1] - 0.15), (right[0], right[1] + 0.65), "<-", BACKWARD)
-    sent = "gradients are sent (orange)"
-    if not splits_batch:
-        sent = "activations are sent (blue),\ntheir gradients return (orange)"
+        _draw_arrows(axes, method, rank, ranks)
     axes.text((ranks - 1) / 2, 5.15, sent, ha="center", fontsize=9)
     axes.set_xticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
     axes.set_yticks([0.5, 3.2], ["batch", "parameters"])
@@ -147,6 +155,44 @@ def _draw_holders(axes, model, held: list[set], splits_batch: bool) -> None:
     axes.set_xlim(-0.6, ranks - 0.4)
     axes.set_ylim(0, 6)
     axes.spines[:].set_visible(False)
+    axes.set_title(title, fontsize=11)
+
+
+def _held(method: str, layer: int, rank: int, ranks: int) -> tuple[float, float, float, float]:
+    """Return which part of a layer a rank holds: left, low, width and height, from 0 to 1."""
+    if method == "DDP":
+        return 0, 0, 1, 1
+    if method == "pipeline":
+        own = layer in _layers_of(rank, ranks)
+        return 0, 0, own, own
+    if method == "tensor parallel" and layer % 2 == 0:
+        return rank / ranks, 0, 1 / ranks, 1  # ColwiseParallel
+    return 0, (ranks - 1 - rank) / ranks, 1, 1 / ranks
+
+
+def _layers_of(rank: int, ranks: int) -> list[int]:
+    """Return the layers of a stage of the pipeline."""
+    names = splits.stage_of(splits.make_model(), rank, ranks).state_dict()
+    return sorted(int(name.split(".")[0]) // 2 for name in names)
+
+
+def _draw_arrows(axes, method: str, rank: int, ranks: int) -> None:
+    """Draw what a rank and the next one send to each other."""
+    left, right = rank + 0.31, rank + 0.69
+    for layer in range(len(splits.WIDTHS) - 1):
+        middle = 1.9 + 0.85 * layer
+        if method == "DDP":
+            _arrow(axes, (left, middle), (right, middle), "<->", BACKWARD)
+        elif method == "FSDP2":
+            _arrow(axes, (left, middle + 0.15), (right, middle + 0.15), "<->", FORWARD)
+            _arrow(axes, (left, middle - 0.15), (right, middle - 0.15), "<->", BACKWARD)
+        elif method == "tensor parallel" and layer % 2:  # after RowwiseParallel
+            _arrow(axes, (left, middle + 0.15), (right, middle + 0.15), "<->", FORWARD)
+        elif method == "tensor parallel":  # backward of ColwiseParallel
+            _arrow(axes, (left, middle - 0.15), (right, middle - 0.15), "<->", BACKWARD)
+        elif layer == _layers_of(rank, ranks)[-1]:  # to the next layer, and back
+            _arrow(axes, (left, middle + 0.2), (right, middle + 1.0), "->", FORWARD)
+            _arrow(axes, (left, middle - 0.15), (right, middle + 0.65), "<-", BACKWARD)
 
 
 def _arrow(axes, left: tuple, right: tuple, heads: str, color) -> None:

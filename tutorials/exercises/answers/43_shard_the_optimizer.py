@@ -1,4 +1,4 @@
-"""A model answer to exercise 42."""
+"""A model answer to exercise 43."""
 
 import torch
 import torch.distributed as dist

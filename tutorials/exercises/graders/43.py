@@ -1,4 +1,4 @@
-"""Grade exercise 42: compare a sharded Adam with torch.optim.Adam on two and on three ranks."""
+"""Grade exercise 43: compare a sharded Adam with torch.optim.Adam on two and on three ranks."""
 
 import gc
 import hashlib

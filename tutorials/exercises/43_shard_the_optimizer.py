@@ -1,4 +1,4 @@
-"""Exercise 42: shard Adam's state, as in ZeRO stage 1.
+"""Exercise 43: shard Adam's state, as in ZeRO stage 1.
 
 Every rank has the same float32 parameters, but its gradients come from its own data. `parameters`
 is a list of tensors of any shape, each with a new `grad` before every call of `step`. After `step`,
@@ -19,7 +19,7 @@ Write Adam yourself or let `torch.optim.Adam` update your share. The grader crea
 optimizers, one after another, on 2 and on 3 connected processes, with different shapes, `lr`,
 `betas` and `eps`, and calls `step` four times on each.
 
-accel-demo check 42
+accel-demo check 43
 """
 
 import torch
