@@ -14,7 +14,6 @@ are measured in turn, several times each, and of each, the run with the median s
 import json
 import random
 import re
-import shlex
 import shutil
 import statistics
 import tempfile

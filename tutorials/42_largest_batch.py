@@ -13,9 +13,9 @@ from torch import nn
 
 accelerator = Accelerator(cpu=True)
 torch.set_num_threads(1)  # each thread needs memory of its own
-limit = psutil.Process().memory_info().vms + 560 * 2**20  # 560 MiB more than now
+limit = psutil.Process().memory_info().vms + 2**30  # 1 GiB more than now
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-sizes = iter([2**17, 2**16, 2**15, 2**14])  # without reduce_batch_size_fn: always 10% less
+sizes = iter([2**20, 2**19, 2**18, 2**17])  # without reduce_batch_size_fn: always 10% less
 
 
 @find_executable_batch_size(
@@ -24,10 +24,10 @@ sizes = iter([2**17, 2**16, 2**15, 2**14])  # without reduce_batch_size_fn: alwa
 def train(batch_size):
     accelerator.free_memory()  # what the attempt before has prepared
     print(f"batch size {batch_size:,}")
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.ReLU()) for _ in range(8)))
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)))
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     for _ in range(2):  # the optimizer creates its state in the first step
-        accelerator.backward(model(torch.randn(batch_size, 128)).square().mean())
+        accelerator.backward(model(torch.randn(batch_size, 64)).square().mean())
         optimizer.step()
         optimizer.zero_grad()
     return batch_size

@@ -77,10 +77,6 @@ def test_every_method_has_the_result_of_the_unsplit_model_and_splits_it(
                 total = elements * processes if summary.method == "DDP" else elements
                 held = summary.elements_held
                 assert sum(held) == total and len(held) == processes
-            moments = comparison.fsdp_elements  # `held` is from the last method, FSDP2
-            assert moments["before forward"] == moments["after forward"] == held
-            layer = elements // 4
-            assert moments["inside forward, at most"] == [count + layer for count in held]
             logs = comparison.pipeline_logs
             stages = [[(kind, piece) for kind in KINDS for piece in range(pieces)]] * processes
             assert logs == stages  # GPipe: all forwards, then all backwards

@@ -37,8 +37,8 @@ def test_a_rank_of_fsdp_holds_its_half_and_three_blocks():
 
 
 def test_all_methods_compute_the_weights_of_one_process():
-    differences = [float(row[4]) for row in rows_below(PAGE, "bytes in blocks")]
-    assert len(differences) == 4 and max(differences) < 1e-11
+    verdicts = [row[4] for row in rows_below(PAGE, "bytes in blocks")]
+    assert verdicts == ["–", *["those of one process, but for rounding"] * 3]
 
 
 def shard_odd_blocks(device):
@@ -70,14 +70,13 @@ def test_fsdp_by_hand_equals_one_process_also_with_padding(together, processes):
 
 def test_a_checkpoint_of_two_ranks_is_loaded_into_three():
     text = PAGE.read_text()
-    of_two, of_three = (
-        set(re.findall(rf"rank \d of {n} stores .* (\[.*\])", text)) for n in (2, 3)
-    )
-    assert of_two == of_three and len(of_two) == 1
-    after = re.findall(r"after one more step: (\[.*\])", text)
-    assert len(after) == 2 and after[0] == after[1]
-    stored = [int(each.replace(",", "")) for each in re.findall(r"of 3 stores ([\d,]+)", text)]
-    assert len(stored) == 3 and max(stored) < 2 * min(stored)
+    one = r"rank \d stores ([\d,]+) elements of (.*) …; after another step: (.*) …"
+    ranks = re.findall(one, text)
+    assert "save in 2 processes" in text and "load in 3 processes" in text and len(ranks) == 5
+    [(now, after)] = {each[1:] for each in ranks}
+    assert now != after
+    stored = [int(count.replace(",", "")) for count, *_ in ranks]
+    assert sum(stored[:2]) == sum(stored[2:]) == 6 * (64 * 64 + 64)
 
 
 def bytes_per_parameter() -> list[list[str]]:
@@ -111,11 +110,9 @@ def test_the_answers_are_right():
 
 
 def shard_in_two_wrong_ways(device):
-    """Return the elements inside and after forward, and whether a late `fully_shard` trains."""
+    """Return the whole weights after forward, and whether a late `fully_shard` trains."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     model = fully_shard(splits.make_model(), mesh=mesh)  # only the whole model
-    shards, inside = splits._local(model), []
-    model[0].register_forward_pre_hook(lambda *_: inside.append(splits.elements(model, shards)))
     model(splits.whole_numbers((2, splits.WIDTHS[0]), 0))
     after = splits.elements(model)
     late = torch.nn.Linear(4, 4)
@@ -124,12 +121,12 @@ def shard_in_two_wrong_ways(device):
     before = late.weight.full_tensor().detach().clone()
     late(torch.ones(2, 4)).sum().backward()
     optimizer.step()
-    return inside, after, torch.equal(before, late.weight.full_tensor())
+    return after, torch.equal(before, late.weight.full_tensor())
 
 
 def test_sharding_only_the_whole_model_gathers_it_and_an_early_optimizer_changes_nothing(together):
-    for inside, after, is_unchanged in together(shard_in_two_wrong_ways, 2):
-        assert (inside, after) == ([384 + 768], 768)
+    for after, is_unchanged in together(shard_in_two_wrong_ways, 2):
+        assert after == 768
         assert is_unchanged
         assert "then gathered at once, and stay until `backward` is done." in TEXT
 

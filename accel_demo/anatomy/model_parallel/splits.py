@@ -1,6 +1,6 @@
 """Train one small model for one step, split among the ranks in five ways."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -47,7 +47,6 @@ class SplitComparison:
     """Results of one training step with each method."""
 
     methods: list[MethodSummary]
-    fsdp_elements: dict[str, list[int]]  # {moment: number of parameter elements on each rank}
     pipeline_logs: list[list[Chunk]]  # one log per rank
 
 
@@ -71,20 +70,19 @@ def train_all(device: torch.device, microbatches: int) -> SplitComparison:
         results["`.to()`"] = over_devices(make_model(), inputs, targets, devices)
     results["pipeline"], log = pipeline(make_model(), *batch, microbatches)
     results["tensor parallel"] = tensor_parallel(make_model(), *batch)
-    results["FSDP2"], fsdp_elements = fully_sharded(make_model(), *batch)
+    results["FSDP2"] = fully_sharded(make_model(), *batch)
     summaries = {
         method: MethodSummary(method, result.elements_held, difference(result, reference))
         for method, result in results.items()
     }
-    ranks = gather_objects((summaries, fsdp_elements, log))
+    ranks = gather_objects((summaries, log))
     methods = []
     for method in summaries:
-        parts = [summaries[method] for summaries, _, _ in ranks if method in summaries]
+        parts = [summaries[method] for summaries, _ in ranks if method in summaries]
         elements_held = [count for part in parts for count in part.elements_held]
         most = largest(part.difference for part in parts)
         methods.append(MethodSummary(method, elements_held, most))
-    moments = {moment: [held[moment] for _, held, _ in ranks] for moment in fsdp_elements}
-    return SplitComparison(methods, moments, [log for _, _, log in ranks])
+    return SplitComparison(methods, [log for _, log in ranks])
 
 
 def data_parallel(model, inputs, targets, device) -> SplitResult:
@@ -141,25 +139,16 @@ def tensor_parallel(model, inputs, targets, device) -> SplitResult:
     return SplitResult(model, output, slice(None), [elements(model)])
 
 
-def fully_sharded(model, inputs, targets, device) -> tuple[SplitResult, dict[str, int]]:
-    """Train with FSDP2: each rank stores a shard of each parameter and gathers one layer at a time.
-
-    The ranks also split the batch. Also returns how many parameter elements this rank stores at
-    several moments.
-    """
+def fully_sharded(model, inputs, targets, device) -> SplitResult:
+    """Train with FSDP2: each rank stores a shard of each parameter, and has a part of the batch."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     layers = [layer for layer in model.to(device) if isinstance(layer, nn.Linear)]
     for module in [*layers, model]:
         fully_shard(module, mesh=mesh)
-    shards, inside = _local(model), []  # a rank keeps its shards while a layer is gathered
-    for layer in layers:  # our hook runs after FSDP's hook, which gathers the layer's parameters
-        layer.register_forward_pre_hook(lambda *_: inside.append(elements(model, shards)))
-    held, rows = {"before forward": elements(model)}, _share(inputs)
+    rows = _share(inputs)
     output = model(inputs[rows])
-    held |= {"inside forward, at most": max(inside), "after forward": elements(model)}
     _step(model, F.mse_loss(output, targets[rows]))
-    held["after the step"] = elements(model)
-    return SplitResult(model, output, rows, [elements(model)]), held
+    return SplitResult(model, output, rows, [elements(model)])
 
 
 def difference(trained: SplitResult, reference: SplitResult) -> float:
@@ -201,10 +190,9 @@ def stage_of(model: nn.Sequential, index: int, count: int) -> nn.Sequential:
     return model[2 * linear[0] : 2 * linear[-1] + 2]
 
 
-def elements(model: nn.Module, more: Sequence[torch.Tensor] = ()) -> int:
-    """Return the number of elements on this rank in the model's parameters and in `more`."""
-    tensors = (*_local(model), *more)
-    return sum({tensor.data_ptr(): tensor.numel() for tensor in tensors}.values())
+def elements(model: nn.Module) -> int:
+    """Return the number of elements on this rank in the model's parameters."""
+    return sum({each.data_ptr(): each.numel() for each in _local(model)}.values())
 
 
 def timetable(logs: list[list[Chunk]]) -> list[dict[int, Chunk]]:

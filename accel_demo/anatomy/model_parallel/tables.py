@@ -63,10 +63,6 @@ def show(device: torch.device, options) -> None:
         held = ", ".join(map(str, summary.elements_held))
         rows.append([summary.method, split, held, sent, verdict(summary.difference)])
     print(table(head, rows))
-    print("\nElements of parameters in FSDP2:\n")
-    ranks = [f"rank {rank}" for rank in range(len(grid))]
-    moments = comparison.fsdp_elements.items()
-    print(table(["when", *ranks], [[moment, *elements] for moment, elements in moments]))
     print(f"\nThe pipeline with {options.microbatches} micro-batches:\n")
     print(grid_table(grid))
     print(f"\n{bubble_in_words(grid, options.microbatches)}")
@@ -114,8 +110,8 @@ def draw(grid: list[dict[int, splits.Chunk]], path: Path) -> None:
     """Draw what each rank stores with each method, above the pipeline's timetable."""
     length = 1 + max(time for row in grid for time in row)
     width = min(16, max(7.2, 1 + 0.29 * length))  # inches
-    figure = new_figure(width, 11)
-    ratios = [8.4, 0.7 + 0.45 * len(grid)]
+    figure = new_figure(width, 9.6)
+    ratios = [7.2, 0.7 + 0.45 * len(grid)]
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=ratios)[:, 0]
     for axes, method in zip(upper.subplots(2, 2).flat, PANELS, strict=True):
         _draw_panel(axes, method, ranks=len(grid))
@@ -130,7 +126,7 @@ def _draw_panel(axes, method: str, ranks: int) -> None:
     splits_batch = method in ("DDP", "FSDP2")
     for rank in range(ranks):
         for part in range(ranks):
-            is_here = part == rank if splits_batch else rank == 0
+            is_here = part == rank if splits_batch else rank == 0 or method == "tensor parallel"
             low = 0.1 + 0.8 * (ranks - 1 - part) / ranks
             _box(axes, (rank - width / 2, low), (width, 0.8 / ranks), COLORS[2], is_here)
         for layer, weight in enumerate(model.parameters()):
@@ -148,12 +144,12 @@ def _draw_panel(axes, method: str, ranks: int) -> None:
             axes.text(*middle, text, ha="center", va="center", fontsize=8)
     for rank in range(ranks - 1):
         _draw_arrows(axes, method, rank, ranks)
-    axes.text((ranks - 1) / 2, 5.15, sent, ha="center", fontsize=9)
+    axes.text((ranks - 1) / 2, 5.0, sent, ha="center", fontsize=9)
     axes.set_xticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
     axes.set_yticks([0.5, 3.2], ["batch", "parameters"])
     axes.tick_params(length=0)
     axes.set_xlim(-0.6, ranks - 0.4)
-    axes.set_ylim(0, 6)
+    axes.set_ylim(0, 5.7)
     axes.spines[:].set_visible(False)
     axes.set_title(title, fontsize=11)
 
