@@ -2,6 +2,8 @@
 
 from statistics import median
 
+BY_EYE = ("computation", 0, "aten::median")
+
 
 def cause(trace: dict) -> tuple[str, int | None]:
     last = {

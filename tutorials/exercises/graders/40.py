@@ -1,7 +1,9 @@
-"""Grade exercise 40: name the cause in four stored traces and in generated traces.
+"""Grade exercise 40: find the cause in five stored traces and in generated traces.
 
 python tutorials/exercises/graders/40.py FILE
-python tutorials/exercises/graders/40.py --write-traces     # write the four stored traces
+python tutorials/exercises/graders/40.py --write-traces     # write all stored traces but e.json.gz
+
+traced_40.py has recorded e.json.gz, whose cause a reader finds by eye.
 """
 
 import json
@@ -15,6 +17,7 @@ from grading import Wrong, grade, import_answer, naming_errors
 
 TRACES = Path(__file__).parent.parent / "40_traces"
 STEPS, FIRST_STEP = 12, 5
+BY_EYE = ("computation", 0, "aten::median")
 # `accel-demo timeline` names a rank that is slower in one phase in all steps, so some cases delay a
 # rank only in most of them.
 MOST_STEPS = 8
@@ -22,7 +25,9 @@ NAMES = ("data", "computation", "communication", "nothing")
 WAITS = "Why the waiting rank is not the slow rank"
 STRAGGLER = "How `accel-demo timeline` finds a straggler"
 COLUMNS = "What the columns mean"
+IN_A_TRACE = "The same with `torch.profiler` alone"
 WAITING = "Rank {rank} spends a long time in all-reduce, but what is it doing there?"
+BOTH = "Compare when each rank starts the same all-reduce, and how long that takes on it"
 EXPOSED = "How long does each rank wait for all-reduces after it has computed all its gradients?"
 
 
@@ -93,7 +98,7 @@ MORE = [
         *(2, ("nothing", None), {0: 59}, "data wait", {"forward": {1: 59}}, MOST_STEPS),
     ),
 ]
-RIGHT = f"the cause is correct in all {len(STORED)} traces and in {len(MORE)} more"
+RIGHT = f"the cause is correct in all {len(STORED) + 1} traces and in {len(MORE)} more"
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ class Mistake:
 
 def observe(answer: Path) -> None:
     module = import_answer(answer)
+    check_by_eye(getattr(module, "BY_EYE", None))
     mistakes = []
     for case in STORED + MORE:
         text = (TRACES / case.name).read_text() if case in STORED else json.dumps(make(case))
@@ -123,6 +129,24 @@ def observe(answer: Path) -> None:
             f"{first.case.cause!r}. {because}",
             read,
         )
+
+
+def check_by_eye(found) -> None:
+    """Raise `Wrong` if this is not the cause in e.json.gz."""
+    is_triple = isinstance(found, tuple | list) and len(found) == 3 and found[0] in NAMES
+    if not is_triple:
+        raise Wrong(f'BY_EYE is {found!r}. Write a cause, a rank, and an operator or ""')
+    name, rank, operator = found
+    text = f"e.json.gz: BY_EYE is {found!r}, which is not the cause. "
+    if rank == 1:
+        raise Wrong(text + WAITING.format(rank=1), WAITS)
+    if rank != BY_EYE[1]:
+        raise Wrong(text + BOTH, IN_A_TRACE)
+    if name != BY_EYE[0]:
+        raise Wrong(f"{text}What does rank {rank} do before it starts its all-reduces?", IN_A_TRACE)
+    if operator != BY_EYE[2]:
+        text += f"Which operator does only rank {rank} run in each step? Name the outermost one."
+        raise Wrong(text, IN_A_TRACE)
 
 
 def check_form(case: Case, returned) -> None:
@@ -188,14 +212,12 @@ def explanation_of(mistake: Mistake) -> tuple[str, str]:
         return f"Rank {rank} is slow, but it loses its time in {mistake.case.phase}", COLUMNS
     if rank is not None:
         return (
-            f"Rank {rank} starts the all-reduces last in most steps, because of its "
-            f"{mistake.case.phase}",
+            f"All others wait for rank {rank} in most steps, because of its {mistake.case.phase}",
             WAITS,
         )
     if blamed is not None:
         return (
-            f"Rank {blamed} does not start the all-reduces 5 ms later than every other rank in "
-            "most steps",
+            f"If rank {blamed} were as fast as the others, most steps would take about as long",
             STRAGGLER,
         )
     if "data" in (name, blamed_for):
@@ -245,8 +267,9 @@ def make(case: Case) -> dict:
             for name, end in ends.items():
                 events.append(make_event(name, start, end, rank, tid=1))
                 start = end
-            for start, end in zip(ready[rank], (first_end, second_end), strict=True):
-                events.append(make_event("gloo:all_reduce", start, end, rank, tid=2))
+            # They overlap, so each bucket has its own row.
+            for tid, start, end in zip((2, 3), ready[rank], (first_end, second_end), strict=True):
+                events.append(make_event("gloo:all_reduce", start, end, rank, tid))
             begins[rank] = ends["optimizer"] + 0.2
     return {"displayTimeUnit": "ms", "traceEvents": events}
 

@@ -3,6 +3,8 @@
 import re
 from statistics import median
 
+BY_EYE = ("computation", 0, "aten::median")
+
 
 def cause(trace: dict) -> tuple[str, int | None]:
     steps = whole_steps(trace)

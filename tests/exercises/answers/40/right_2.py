@@ -6,6 +6,9 @@ LATE_MS = 5
 SHARE = 1 / 5
 
 
+BY_EYE = ("computation", 0, "aten::median")
+
+
 def cause(trace: dict) -> tuple[str, int | None]:
     data_ms = {
         rank: [end - start for start, end in waits]

@@ -1,5 +1,7 @@
 """Exercise 40: the conditions of the docstring, step by step."""
 
+BY_EYE = ("computation", 0, "aten::median")
+
 
 def cause(trace):
     reduces = spans(trace, "gloo:all_reduce")
