@@ -1,24 +1,38 @@
-"""Profile four steps of a training loop, and write one trace per rank to runs/profile.
+"""Profile four steps of 40_train.py, and write one trace per rank to runs/profile.
 
-accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml tutorials/40_profile.py
+torchrun --standalone --nproc-per-node 2 tutorials/40_profile.py
 """
+
+import time
 
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import ProfileKwargs
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from accel_demo.data import packaged_set
+
+class Images(Dataset):
+    def __init__(self, seconds: float):
+        self.seconds = seconds  # per image, to read it from the disk
+
+    def __len__(self):
+        return 2048
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return torch.full((3, 32, 32), index / 2048), index % 10
 
 
 def main():
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     torch.manual_seed(0)
-    loader = DataLoader(packaged_set("train"), batch_size=64, shuffle=True, drop_last=True)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = Images(seconds=0.002 if accelerator.process_index == 1 else 0)
+    loader = DataLoader(data, batch_size=16, shuffle=True)
+    layers = nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten()
+    model = nn.Sequential(*layers, nn.Linear(32 * 28 * 28, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
     profiling = ProfileKwargs(

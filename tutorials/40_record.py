@@ -2,8 +2,8 @@
 
 python tutorials/40_record.py              # everything; takes minutes, and needs an idle machine
 python tutorials/40_record.py scaling      # or alpha_beta (page 20), dp_or_ddp (25), timeline,
-                                           # buckets (40), slower (41), fits (42); as root on
-                                           # Linux: two_machines, two_worlds, rates (44),
+                                           # profile, buckets (40), slower (41), fits (42); as
+                                           # root on Linux: two_machines, two_worlds, rates (44),
                                            # lost_machine (45)
 python tutorials/40_record.py --quick      # a preview only: the tests need the full results
 
@@ -38,6 +38,12 @@ RECORDS = {
     "timeline": [
         "accel-demo timeline --plot tutorials/40_timeline.svg",
         "accel-demo timeline --straggler 1:100ms --plot tutorials/40_straggler.svg",
+    ],
+    "profile": [
+        "accel-demo timeline -- torchrun --standalone --nproc-per-node 2 tutorials/40_train.py",
+        "torchrun --standalone --nproc-per-node 2 tutorials/40_profile.py",
+        "python tutorials/40_compare.py runs/profile",
+        "accel-demo timeline -- torchrun --standalone --nproc-per-node 2 tutorials/40_repaired.py",
     ],
     "buckets": ["accel-demo timeline --bucket-mb 0.5,2,8,25,100"],
     "fits": [FITS, f"{FITS} --checkpointing"],
