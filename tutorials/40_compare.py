@@ -97,9 +97,9 @@ def merged(ranks: dict[int, list[dict]]) -> dict:
             row, end = place(rows, name, start, end)
             times = {"ts": start / 1e3, "dur": (end - start) / 1e3}  # in µs
             kept = {key: event[key] for key in ("ph", "cat", "name") if key in event}
-            merged_events.append({**kept, "pid": rank, "tid": row, **times})
+            merged_events.append({**kept, "pid": rank, "tid": row + 1, **times})
         labels = [("process_name", 0, f"rank {rank}")]
-        labels += [("thread_name", row, name) for row, (name, _) in enumerate(rows)]
+        labels += [("thread_name", row + 1, name) for row, (name, _) in enumerate(rows)]
         for kind, row, name in labels:
             label = {"ph": "M", "name": kind, "pid": rank, "tid": row, "args": {"name": name}}
             merged_events.append(label)
