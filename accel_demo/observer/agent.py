@@ -6,8 +6,9 @@ from . import events, processes
 from .imports import when_imported
 
 INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
-# Environment variables: the number of optimizer steps whose time or memory is measured
+# Environment variables: how many optimizer steps are profiled, or have their memory measured
 TRACED_STEPS, MEASURED_STEPS = "ACCEL_DEMO_TRACE", "ACCEL_DEMO_MEMORY"
+TIMED = "ACCEL_DEMO_TIME"  # environment variable: if set, the steps are only timed
 GROUPS = "torch.distributed.distributed_c10d"
 
 
@@ -22,7 +23,7 @@ def start() -> None:
     events.begin(folder or os.environ[events.NODE_FOLDER])
     when_imported(GROUPS, processes.observe_groups)
     when_imported("accelerate", processes.observe_accelerate)
-    if folder and {TRACED_STEPS, MEASURED_STEPS} & set(os.environ):
+    if folder and {TRACED_STEPS, MEASURED_STEPS, TIMED} & set(os.environ):
         _observe_steps()
     elif folder:
         _observe_all()
@@ -32,16 +33,17 @@ def start() -> None:
 
 def _observe_steps() -> None:
     """Observe only where time or memory goes. All that takes time itself is left out."""
-    from . import answers, ends, files, memory, tracing
+    from . import answers, ends, files, memory, timing, tracing
 
     ends.watch()
     files.watch()
+    steps = timing if TIMED in os.environ else tracing
     if TRACED_STEPS in os.environ:
         tracing.begin(int(os.environ[TRACED_STEPS]))
-    else:
+    elif MEASURED_STEPS in os.environ:
         memory.begin(int(os.environ[MEASURED_STEPS]))
     when_imported(GROUPS, answers.observe_groups)
-    for module in (files, tracing):
+    for module in (files, steps):
         when_imported("torch", module.observe_torch)
     when_imported("safetensors.torch", files.observe_safetensors)
 

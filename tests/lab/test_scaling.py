@@ -68,11 +68,10 @@ def test_the_interval_contains_the_share_and_lies_within_the_measured_shares(sca
     assert min(result.shares) <= low <= result.serial_share <= high <= max(result.shares)
 
 
-def test_a_misfit_is_reported_only_for_two_or_more_process_counts_above_one():
+def test_the_misfit_is_small_only_if_the_speedups_follow_the_law():
     def misfit(speedups):
         return fit("strong", "raw DDP", {n: [speedup] for n, speedup in speedups.items()}).misfit
 
-    assert misfit({1: 1.0, 2: 1.2}) is None
     assert misfit({count: amdahl(0.2, count) for count in (1, 2, 4)}) == pytest.approx(0, abs=1e-12)
     assert misfit({1: 1.0, 2: 1.9, 4: 0.9}) > 0.3
     with pytest.raises(ValueError, match="needs more than one"):
@@ -135,14 +134,12 @@ def test_fits_compare_a_version_with_itself_and_speedups_compare_it_with_plain_p
 def test_the_text_explains_the_fits_and_which_processes_share_cores():
     crowded = tables.text(made_up(0.25, [1, 2, 4], cores=2))
     assert "4 processes with 1 thread each share 2 cores" in crowded
-    assert "cannot show that the law holds" not in crowded
-    two = tables.text(made_up(0.25, [1, 2], cores=2))
-    assert "cannot show that the law holds" in two and " share 2 cores" not in two
-    assert "Above 1" not in two and "Below 0" not in two and "Noise" not in two
+    assert re.search(r"Amdahl, strong scaling +\| raw DDP +\| 0\.250 ", crowded)
+    assert "Above 1" not in crowded and "Below 0" not in crowded and "Noise" not in crowded
     alone = tables.text(made_up(0.25, [1], cores=2, threads=4))
     assert "1 process with 4 threads each share 2 cores" in alone
-    assert "Above 1: slower than one process" in tables.text(made_up(1.5, [1, 2], cores=2))
-    assert "Below 0: faster than the ideal" in tables.text(made_up(-0.1, [1, 2], cores=2))
+    assert "Above 1: slower than one process" in tables.text(made_up(1.5, [1, 2, 4], cores=2))
+    assert "Below 0: faster than the ideal" in tables.text(made_up(-0.1, [1, 2, 4], cores=2))
 
 
 def test_the_picture_names_every_version_and_law_and_the_shared_cores(tmp_path):
@@ -154,8 +151,11 @@ def test_the_picture_names_every_version_and_law_and_the_shared_cores(tmp_path):
     assert drawn.count("<!-- Gustafson, share 0.25 -->") == 2  # raw DDP and Accelerate
 
 
-def test_a_law_is_drawn_only_with_at_least_three_process_counts(tmp_path):
-    tables.draw(made_up(0.25, [1, 2], cores=2), tmp_path / "drawn.svg")
+def test_a_law_is_fitted_only_to_at_least_three_process_counts(tmp_path):
+    two = made_up(0.25, [1, 2], cores=2)
+    assert two.fits == [] and "serial share" not in tables.text(two)
+    assert len(made_up(0.25, [1, 2, 4], cores=2).fits) == 4
+    tables.draw(two, tmp_path / "drawn.svg")
     drawn = (tmp_path / "drawn.svg").read_text()
     assert "Amdahl" not in drawn and "Gustafson" not in drawn
 
@@ -204,7 +204,7 @@ def test_every_case_ran_on_the_reported_number_of_connected_processes(measured):
     assert "scaling: 100%" in measured.stderr
 
 
-def test_speedups_and_shares_are_computed_from_the_images_per_second(measured):
+def test_speedups_are_computed_from_the_images_per_second(measured):
     rows = {(r["scaling"], r["version"], r["processes"]): r for r in measured.json["rows"]}
     plain = rows["strong", "plain PyTorch", 1]["images_per_second"]
     for row in rows.values():
@@ -212,15 +212,7 @@ def test_speedups_and_shares_are_computed_from_the_images_per_second(measured):
         speedups = [rate / alone for rate, alone in pairs]
         assert row["speedups"] == pytest.approx(speedups) and min(speedups) > 0
         assert row["efficiency"] == pytest.approx(statistics.median(speedups) / row["processes"])
-    for fitted in measured.json["fits"]:
-        two, alone = (rows[fitted["scaling"], fitted["version"], n] for n in (2, 1))
-        pairs = zip(two["images_per_second"], alone["images_per_second"], strict=True)
-        ratios = [many / few for many, few in pairs]
-        if fitted["law"] == "amdahl":  # 1/S = s + (1 − s)/2
-            assert fitted["shares"] == pytest.approx([2 / ratio - 1 for ratio in ratios])
-        else:  # S = 2 − s
-            assert fitted["shares"] == pytest.approx([2 - ratio for ratio in ratios])
-    assert len(measured.json["fits"]) == 4
+    assert measured.json["fits"] == []
 
 
 def test_the_output_and_the_picture_contain_the_gil_measurement(measured):

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from accel_demo.errors import UserError
+from accel_demo.lab.observed.launches import single_command
 from accel_demo.lab.observed.ranks import Rank
 from accel_demo.lab.parity.command import main
-from accel_demo.lab.parity.own import compare, factor_of, single_command, with_batch_flag
+from accel_demo.lab.parity.own import compare, factor_of, with_batch_flag
 from accel_demo.lab.parity.steps import StepsOfRun, samples_of
 from tests.conftest import run_to_end
 from tests.observer.test_checks import observe
@@ -260,13 +261,13 @@ def test_samples_are_those_of_the_batches_of_a_step():
     ],
 )
 def test_the_command_with_one_process(command, expected):
-    assert single_command(command.split(), None) == expected.split()
+    assert single_command(command.split(), None, "parity") == expected.split()
 
 
 @pytest.mark.parametrize("command", ["python t.py", "bash t.sh", "torchrun train", "python -m t"])
 def test_a_command_that_cannot_run_in_one_process_is_refused(command):
     with pytest.raises(UserError, match="parity must choose the number of processes"):
-        single_command(command.split(), None)
+        single_command(command.split(), None, "parity")
 
 
 def test_the_batch_flag_is_multiplied():

@@ -1,6 +1,7 @@
 """How the reader's command is started: with several processes, the observer, and without GPUs."""
 
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ OFFLINE = {  # experiment trackers do not send the results of an audit
     "SWANLAB_MODE": "offline",
 }
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "ZE_AFFINITY_MASK": "-1"}
+MODULE = {"-m", "--module"}
+FLAGS = {"torchrun": "--nproc-per-node", "accelerate": "--num_processes"}
 
 
 def command_for(words: list[str], processes: int | None) -> list[str]:
@@ -41,6 +44,29 @@ def command_for(words: list[str], processes: int | None) -> list[str]:
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]  # a random port
     return [words[0], *flags, *launcher, *words[1 + len(flags) :]]
+
+
+def single_command(command: list[str], processes: int | None, name: str) -> list[str]:
+    """Return the reader's command with one process. `name` is that of the command that runs it.
+
+    Raises `UserError` if it is not the command of a launcher.
+    """
+    if command[0].endswith(".py") or (is_python(command[0]) and processes is not None):
+        return command_for(command, 1)
+    flag = FLAGS.get(Path(command[0]).name)
+    begin = 1
+    if is_python(command[0]) and is_launcher(command):
+        is_accelerate = "accelerate.commands.launch" in command
+        flag, begin = FLAGS["accelerate" if is_accelerate else "torchrun"], 3
+    # Before the script, or the module: the last one of equal flags counts
+    ends = [n for n, word in enumerate(command) if word.endswith(".py") or word in MODULE]
+    place = next((n for n in ends if n >= begin), None)
+    if flag is None or place is None:
+        raise UserError(
+            f"{name} must choose the number of processes: name a script, or a command that starts "
+            f"one with torchrun or accelerate launch, got {shlex.join(command)}"
+        )
+    return [*command[:place], flag, "1", *command[place:]]
 
 
 def is_python(word: str) -> bool:

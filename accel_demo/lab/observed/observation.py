@@ -15,7 +15,7 @@ from accel_demo.lab.observed import launches
 from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.keeper import clean_up
 from accel_demo.lab.observed.observed_command import ObservedCommand
-from accel_demo.lab.observed.places import last_lines, short_path, text_of
+from accel_demo.lab.observed.places import NotChecked, last_lines, short_path, text_of
 from accel_demo.lab.observed.ranks import Rank, read_launches
 from accel_demo.options import Parser, check_outputs
 from accel_demo.wording import counted
@@ -159,6 +159,15 @@ def say_if_killed(evidence: Evidence) -> None:
     """Print why the script was killed, if it was."""
     if evidence.hang or evidence.out_of_time:
         say(f"the script {'hangs' if evidence.hang else 'took too long'}, so it was killed")
+
+
+def check_complete(evidence: Evidence) -> None:
+    """Print why the script was killed, if it was. Raises `UserError` if events were lost."""
+    say_if_killed(evidence)
+    try:
+        evidence.require_all_events()
+    except NotChecked as reason:
+        raise UserError(str(reason)) from None
 
 
 def too_few_steps(evidence: Evidence) -> UserError:

@@ -4,13 +4,12 @@ import copy
 import shlex
 import textwrap
 from dataclasses import dataclass
-from pathlib import Path
 
 from accel_demo.errors import UserError, say
 from accel_demo.lab.observed import launches
 from accel_demo.lab.observed.evidence import Evidence
-from accel_demo.lab.observed.observation import observe, say_if_killed
-from accel_demo.lab.observed.places import NotChecked, last_lines
+from accel_demo.lab.observed.observation import check_complete, observe
+from accel_demo.lab.observed.places import last_lines
 from accel_demo.lab.observed.ranks import Rank, batches_of, contents
 from accel_demo.lab.output import Finding
 from accel_demo.lab.parity.steps import ComparedStep, StepsOfRun, compare_step
@@ -20,9 +19,7 @@ from accel_demo.show import table
 from accel_demo.wording import counted
 
 ALL_EPOCHS = str(10**6)  # record all samples, and end the run after the steps, not after epochs
-MODULE = {"-m", "--module"}
 NO_DIFFERENCE = "no difference that the order of additions does not explain"
-FLAGS = {"torchrun": "--nproc-per-node", "accelerate": "--num_processes"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class OwnParityResult:
 
 def compare_script(options) -> OwnParityResult:
     """Run the reader's command in several processes and in one, and compare the runs."""
-    single = single_command(options.command, options.processes)
+    single = launches.single_command(options.command, options.processes, "parity")
     if options.batch_flag:
         with_batch_flag(single, options.batch_flag, 1.0)  # or an error, before anything starts
     say("in several processes:")
@@ -106,11 +103,7 @@ def run_single(
 
 def run_of(evidence: Evidence, processes: str) -> StepsOfRun:
     """Return the steps of a run. Raises `UserError` if it has made none."""
-    say_if_killed(evidence)
-    try:
-        evidence.require_all_events()
-    except NotChecked as reason:
-        raise UserError(str(reason)) from None
+    check_complete(evidence)
     run = StepsOfRun(evidence.ranks)
     if not run.ranks or not run.steps:
         last = "".join(last_lines(evidence.log)[-1:])
@@ -119,26 +112,6 @@ def run_of(evidence: Evidence, processes: str) -> StepsOfRun:
             f"{evidence.exit_code}: {last}"
         )
     return run
-
-
-def single_command(command: list[str], processes: int | None) -> list[str]:
-    """Return the command with one process. Raises `UserError` if it is not that of a launcher."""
-    if command[0].endswith(".py") or (launches.is_python(command[0]) and processes is not None):
-        return launches.command_for(command, 1)
-    flag = FLAGS.get(Path(command[0]).name)
-    begin = 1
-    if launches.is_python(command[0]) and launches.is_launcher(command):
-        is_accelerate = "accelerate.commands.launch" in command
-        flag, begin = FLAGS["accelerate" if is_accelerate else "torchrun"], 3
-    # Before the script, or the module: the last one of equal flags counts
-    ends = [n for n, word in enumerate(command) if word.endswith(".py") or word in MODULE]
-    place = next((n for n in ends if n >= begin), None)
-    if flag is None or place is None:
-        raise UserError(
-            "parity must choose the number of processes: name a script, or a command that starts "
-            f"one with torchrun or accelerate launch, got {shlex.join(command)}"
-        )
-    return [*command[:place], flag, "1", *command[place:]]
 
 
 def with_batch_flag(command: list[str], flag: str, factor: float) -> list[str]:

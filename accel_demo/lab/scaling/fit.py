@@ -14,7 +14,6 @@ class SerialShareFit:
     `shares` contains the serial share of each repetition. `serial_share` is the median of `shares`,
     and `interval` is its 90 % confidence interval (empty with fewer than five repetitions).
     `misfit` is the largest relative difference between a median speed-up and the law's prediction.
-    It is None if only one process count is above 1, because the law can fit one speed-up exactly.
     """
 
     scaling: str  # "strong" or "weak"
@@ -22,7 +21,7 @@ class SerialShareFit:
     law: str
     serial_share: float
     interval: list[float]
-    misfit: float | None
+    misfit: float
     shares: list[float]
 
 
@@ -79,6 +78,5 @@ def fit(scaling: str, version: str, speedups: dict[int, list[float]]) -> SerialS
         for processes, values in speedups.items()
         if processes > 1
     ]
-    misfit = max(distances) if len(distances) > 1 else None
-    interval = median_interval(shares)
-    return SerialShareFit(scaling, version, law.__name__, serial_share, interval, misfit, shares)
+    about = (law.__name__, serial_share, median_interval(shares), max(distances))
+    return SerialShareFit(scaling, version, *about, shares)

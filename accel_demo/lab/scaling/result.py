@@ -8,6 +8,7 @@ from accel_demo.lab.measurements import median_interval
 from accel_demo.lab.scaling.fit import LAWS, SerialShareFit, fit
 
 PLAIN, PARALLEL = "plain PyTorch", ("raw DDP", "Accelerate")
+LEAST_COUNTS = 3  # process counts that a law is fitted to
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ def fits_of(rows: list[ScalingRow]) -> list[SerialShareFit]:
     """Fit the serial shares of DDP and Accelerate, for strong and weak scaling.
 
     A scaling law compares a program with itself, so these speed-ups are relative to the same
-    version in one process. The list is empty if there is only one process count.
+    version in one process. The list is empty with fewer than three process counts: any speed-up of
+    two processes fits some serial share, so one of them is no check of a law.
     """
     fits = []
     for scaling in LAWS:
@@ -97,7 +99,7 @@ def fits_of(rows: list[ScalingRow]) -> list[SerialShareFit]:
                 for row in rows
                 if (row.scaling, row.version) == (scaling, version)
             }
-            if len(rates) > 1:
+            if len(rates) >= LEAST_COUNTS:
                 speedups = {count: _ratios(values, rates[1]) for count, values in rates.items()}
                 fits.append(fit(scaling, version, speedups))
     return fits

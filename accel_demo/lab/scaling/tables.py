@@ -1,12 +1,16 @@
 """Show the result of `accel-demo scaling` as tables and as a picture."""
 
+import shlex
 import statistics
+import textwrap
 from pathlib import Path
 
 from accel_demo.anatomy.gil import PARTS
 from accel_demo.lab import hosts, load
 from accel_demo.lab.measurements import interval_text
+from accel_demo.lab.observed.observation import processes_in_words
 from accel_demo.lab.scaling.fit import LAWS, SerialShareFit
+from accel_demo.lab.scaling.own import SKIPPED, OwnScalingResult, OwnScalingRow
 from accel_demo.lab.scaling.result import GilRow, ScalingResult, ScalingRow
 from accel_demo.show import COLORS, new_figure, save, table
 from accel_demo.wording import counted
@@ -17,6 +21,7 @@ STYLES = {  # color, marker, and a horizontal offset so that markers do not over
     "Accelerate": (COLORS[1], "s", 0.05),
 }
 BATCHES = {"strong": "global batch", "weak": "batch per process"}
+NEARLY = 0.05  # numbers of samples that differ by this share are equal
 
 
 def text(result: ScalingResult) -> str:
@@ -40,7 +45,7 @@ def text(result: ScalingResult) -> str:
         ]
         parts.append("\n".join(times))
     if result.fits:
-        parts += [fits_table(result.fits), explain_fits(result)]
+        parts += [fits_table(result.fits), explain_fits(result.fits)]
     crowded = [count for count in result.processes if count * result.threads > result.cores]
     if crowded and result.device != "cuda":
         counts = " and ".join(map(str, crowded)) + (" process" if crowded == [1] else " processes")
@@ -75,22 +80,14 @@ def fits_table(fits: list[SerialShareFit]) -> str:
     for fit in fits:
         name = f"{fit.law.capitalize()}, {fit.scaling} scaling"
         share = (f"{fit.serial_share:.3f}", interval_text(fit.interval, digits=3))
-        misfit = "one point: no check" if fit.misfit is None else f"{fit.misfit:.0%}"
-        rows.append([name, fit.version, *share, misfit])
+        rows.append([name, fit.version, *share, f"{fit.misfit:.0%}"])
     return table(head, rows)
 
 
-def explain_fits(result: ScalingResult) -> str:
+def explain_fits(fits: list[SerialShareFit]) -> str:
     """Return sentences that explain the fits and their limits."""
-    parallel = [count for count in result.processes if count > 1]
-    shares = [fit.serial_share for fit in result.fits]
+    shares = [fit.serial_share for fit in fits]
     sentences = ["The serial share is relative to the same version in one process."]
-    if len(parallel) == 1:
-        sentences.append(
-            f"With 1 and {parallel[0]} processes there is one speed-up to fit, and each law fits "
-            f"any one speed-up from 1 to {parallel[0]}. So the share sums up what was lost, but it "
-            "cannot show that the law holds, and it predicts nothing about more processes."
-        )
     if max(shares) > 1:
         sentences.append("Above 1: slower than one process. No serial share explains that.")
     if min(shares) < 0:
@@ -136,8 +133,7 @@ def draw_scaling(axis, result: ScalingResult, scaling: str) -> None:
     rows = [row for row in result.rows if row.scaling == scaling]
     start = {row.version: row.median_speedup for row in rows if row.processes == 1}
     for fit in result.fits:
-        # A curve through one or two points would look like a check of the law.
-        if fit.scaling == scaling and len(result.processes) >= 3:
+        if fit.scaling == scaling:
             line = [1 + (top - 1) * step / 50 for step in range(51)]
             speedups = [LAWS[scaling](fit.serial_share, count) for count in line]
             heights = [start[fit.version] * speedup for speedup in speedups]
@@ -179,7 +175,64 @@ def draw_gil(axis, rows: list[GilRow]) -> None:
     axis.set_ylim(0, max(PARTS, highest) * 1.1)
 
 
-def error_bars(rows: list[ScalingRow] | list[GilRow]) -> list[list[float]]:
+def text_of_script(result: OwnScalingResult) -> str:
+    """Return the result as text for the terminal."""
+    processes = processes_in_words(result.processes, result.started)
+    threads = f"{result.device}, {counted(result.threads, 'thread')} each"
+    rows = []
+    for row in result.rows:
+        samples = f"{row.samples_per_second:,.0f}" if row.samples_per_step else "unknown"
+        speedup = f"{row.median_speedup:.2f}", interval_text(row.interval)
+        step = f"{statistics.median(row.ms_per_step):.1f}"
+        rows.append([row.processes, step, samples, *speedup, f"{row.efficiency:.0%}"])
+    head = ["processes", "ms per step", "samples/s", "speed-up", "90 % interval", "efficiency"]
+    parts = [
+        f"{processes} on {threads}: {shlex.join(result.command_line)}",
+        f"1 process: {shlex.join(result.single_command_line)}",
+        f"medians of {counted(len(result.rows[0].speedups), 'run')} each, in random order; "
+        f"the first {SKIPPED} steps of a run do not count",
+        table(head, rows),
+        textwrap.fill(kind_of(result), 96),
+    ]
+    return "\n\n".join([*parts, *(f"**{finding.text}**" for finding in result.findings)])
+
+
+def kind_of(result: OwnScalingResult) -> str:
+    """Return a sentence about the batches: is this weak or strong scaling?"""
+    alone, together = (row.samples_per_step for row in result.rows)
+    count = result.processes
+    if not alone or not together:
+        return (
+            "The loaders do not say how many samples a step has. The table assumes weak scaling: "
+            f"a step has {count} times as many in {count} processes, because each keeps its batch."
+        )
+    batches = f"a step has {together:,} samples in {count} processes, and {alone:,} in one."
+    if abs(together / (alone * count) - 1) < NEARLY:
+        return f"Weak scaling, because each process keeps its batch: {batches}"
+    if abs(together / alone - 1) < NEARLY:
+        return f"Strong scaling, because the script divides its batch: {batches}"
+    return f"Neither weak nor strong scaling: {batches}"
+
+
+def draw_own(result: OwnScalingResult, path: Path) -> None:
+    """Draw the speed-up of the reader's script."""
+    figure = new_figure(5, 3.6)
+    axis = figure.subplots()
+    top = result.processes
+    axis.plot([1, top], [1, top], color="0.55", linestyle="--", label="ideal")
+    speedups = [row.median_speedup for row in result.rows]
+    bars = {"yerr": error_bars(result.rows), "capsize": 3, "label": "your script"}
+    axis.errorbar([1, top], speedups, **bars, color=COLORS[0], marker="o", linestyle="none")
+    axis.set_xlabel("processes")
+    axis.set_ylabel("times as many samples per second\nas one process")
+    axis.set_xticks([1, top])
+    axis.set_ylim(0, max(top, *result.rows[1].interval, *speedups) * 1.05)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=9)
+    save(figure, path, load.warning())
+
+
+def error_bars(rows: list[ScalingRow] | list[GilRow] | list[OwnScalingRow]) -> list[list[float]]:
     """Return the distances from each median down and up to the bounds of its interval.
 
     A row with too few repeats has no interval, and gets no error bar.
