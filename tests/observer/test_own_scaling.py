@@ -24,7 +24,7 @@ from accel_demo.lab.scaling.own import (
 )
 from accel_demo.lab.scaling.tables import draw_own, text_of_script
 from accel_demo.observer import events, timing
-from tests.conftest import REPOSITORY, run_to_end
+from tests.conftest import run_to_end
 from tests.observer.test_checks import observe
 
 # Evaluates after each epoch of 4 steps. The last batch of an epoch is shorter.
@@ -198,9 +198,12 @@ def test_the_runs_are_in_random_order_and_have_equal_threads(monkeypatch):
 
 @pytest.mark.slow
 def test_the_command_measures_a_script_in_two_connected_processes_and_in_one(tmp_path):
-    script = REPOSITORY / "tutorials/51_ddp.py"
+    script = SCRIPT.replace("WORKERS", "0").replace(
+        "data, 8,", "data, 16 // dist.get_world_size(),"
+    )
+    (tmp_path / "t.py").write_text(script)
     command = ["accel-demo", "scaling", "--quick", "--steps", "5", "--guess", "2"]
-    command += ["--json", "x.json", "--plot", "x.svg", script]
+    command += ["--json", "x.json", "--plot", "x.svg", "t.py"]
     ended = run_to_end(command, timeout=100, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "2 connected processes on cpu, 1 thread each" in ended.stdout
