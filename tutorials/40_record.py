@@ -2,9 +2,9 @@
 
 python tutorials/40_record.py              # everything; takes minutes, and needs an idle machine
 python tutorials/40_record.py scaling      # or alpha_beta (page 20), dp_or_ddp (25), timeline,
-                                           # profile, buckets (40), slower (41), fits (42); as
-                                           # root on Linux: two_machines, two_worlds, rates (44),
-                                           # lost_machine (45)
+                                           # profile, buckets (40), speedup, slower (41), fits
+                                           # (42); as root on Linux: two_machines, two_worlds,
+                                           # rates (44), lost_machine (45)
 python tutorials/40_record.py --quick      # a preview only: the tests need the full results
 
 If other programs use the processor, it stops, and does not change the transcript. The two timelines
@@ -48,6 +48,7 @@ RECORDS = {
     "buckets": ["accel-demo timeline --bucket-mb 0.5,2,8,25,100"],
     "fits": [FITS, f"{FITS} --checkpointing"],
     "scaling": ["accel-demo scaling --repeats 25 --plot tutorials/41_scaling.svg"],
+    "speedup": ["accel-demo scaling -- torchrun --nproc-per-node 2 tutorials/42_train.py"],
     "slower": ["python tutorials/41_slower.py"],
     "two_machines": ["accel-demo nodes -- torchrun tutorials/44_two_machines.py"],
     "two_worlds": ["accel-demo nodes --processes-per-node 1 -- python tutorials/44_two_worlds.py"],

@@ -1,4 +1,4 @@
-"""Reproduce each reason why DDP can be slower than one process, and measure how much a fix helps.
+"""Measure reasons why DDP can be slower than one process, and how much a fix helps.
 
 python tutorials/41_slower.py
 python tutorials/41_slower.py --quick --json slower.json
@@ -15,18 +15,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from accel_demo.anatomy.devices import usable_cores
-from accel_demo.anatomy.gil import preprocess
 from accel_demo.errors import one_line_errors
 from accel_demo.lab.measurements import median_interval
 from accel_demo.lab.output import write_json
@@ -41,11 +38,6 @@ STEPS, QUICK_STEPS = 6, 2  # optimizer steps per measurement
 PROCESSES = 2
 BATCH, SMALL, LARGE, MICRO_BATCHES = 64, 8, 512, 8
 LATE = 0.020  # seconds that the straggler sleeps in each step
-PREPROCESSED = 8  # images per process that "Python in the loop" preprocesses in each step
-# Since torch 2.13, forward_sync_buffers replaces broadcast_buffers. Unlike broadcast_buffers=False,
-# forward_sync_buffers=False still sends the buffers once, when DDP wraps the model.
-IS_REPLACED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
-NO_BUFFERS = {"forward_sync_buffers" if IS_REPLACED else "broadcast_buffers": False}
 
 
 @dataclass(frozen=True)
@@ -59,7 +51,6 @@ class ReasonsResult:
     backend: str
     seconds_to_first_step: float
     first_steps_ms: list[float]  # on rank 0
-    megabytes: float  # total size of the gradients
     ms_per_step: dict[str, list[float]]  # for each method, one value per repetition
     straggler_ms_by_rank: list[float]  # median step time of each rank when rank 1 is late
 
@@ -77,7 +68,7 @@ def main(options) -> None:
         f"ms per step, medians of {counted(repeats, 'interleaved repeat')} "
         f"(× 90 % interval for the ratio)\n"
     )
-    head = ["reason", "how you see it", "what helps", "measured here"]
+    head = ["reason", "what helps", "ms per step, before → after"]
     print(table(head, reason_rows(result)))
     if options.json:
         write_json(options.json, "slower", result)
@@ -104,7 +95,6 @@ def measure(device: torch.device, repeats: int, steps: int, started_at: float) -
         backend=dist.get_backend(),
         seconds_to_first_step=max(gather_objects(seconds_to_first_step)),
         first_steps_ms=[1000 * step for step in seconds],
-        megabytes=sum(p.numel() * p.element_size() for p in first.model.parameters()) / 1e6,
         ms_per_step={
             name: [max(ranks) for ranks in zip(*(ms[name] for ms in by_rank), strict=True)]
             for name in methods
@@ -124,15 +114,8 @@ def make_methods(device: torch.device) -> dict[str, "TrainingMethod"]:
         "large batch": TrainingMethod(device, batch=LARGE),
         "share every micro-batch": TrainingMethod(device, batch=SMALL, micro_batches=MICRO_BATCHES),
         "no_sync": TrainingMethod(device, batch=SMALL, micro_batches=MICRO_BATCHES, no_sync=True),
-        "one bucket": TrainingMethod(device, bucket_cap_mb=1000),
-        "small buckets": TrainingMethod(device, bucket_cap_mb=1),
-        "bf16 hook": TrainingMethod(device, hook=bf16_compress_hook),
-        "gradient_as_bucket_view": TrainingMethod(device, gradient_as_bucket_view=True),
-        "find_unused_parameters": TrainingMethod(device, find_unused_parameters=True),
-        "no buffers": TrainingMethod(device, **NO_BUFFERS),
         "straggler": TrainingMethod(device, before=sleep_on_rank_1),
         "all threads": TrainingMethod(device, around=with_threads),
-        "Python in the loop": TrainingMethod(device, before=lambda: preprocess(PREPROCESSED)),
     }
     if hasattr(os, "sched_setaffinity") and usable_cores() > 1:  # Linux only
         methods["half of the cores"] = TrainingMethod(device, around=on_half_of_the_cores)
@@ -143,7 +126,7 @@ class TrainingMethod:
     """A replica of the model, a batch, and one change to the training step.
 
     If `is_alone` is true, only rank 0 trains, without DDP. `before` is called before each step, and
-    `around` returns a context manager in which the steps run. `options` are passed to DDP.
+    `around` returns a context manager in which the steps run.
     """
 
     def __init__(
@@ -153,10 +136,8 @@ class TrainingMethod:
         batch: int = BATCH,
         micro_batches: int = 1,
         no_sync: bool = False,
-        hook: Callable | None = None,
         before: Callable = lambda: None,
         around: Callable = nullcontext,
-        **options,
     ):
         torch.manual_seed(0)
         self.is_alone, self.before, self.around = is_alone, before, around
@@ -166,9 +147,7 @@ class TrainingMethod:
         self.model = dense_model().to(device)
         if not is_alone:
             ids = None if device.type == "cpu" else [device.index]
-            self.model = DistributedDataParallel(self.model, device_ids=ids, **options)
-            if hook:
-                self.model.register_comm_hook(None, hook)
+            self.model = DistributedDataParallel(self.model, device_ids=ids)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
 
     def step(self) -> None:
@@ -240,10 +219,10 @@ def pin(cores: set[int]) -> None:
 
 
 def reason_rows(result: ReasonsResult) -> list[tuple[str, ...]]:
-    """Return one row per reason: name, symptom, fix and measured effect."""
+    """Return one row per reason: name, fix and measured effect."""
     ms = {name: statistics.median(values) for name, values in result.ms_per_step.items()}
     first, *_, later = result.first_steps_ms
-    start, megabytes = result.seconds_to_first_step, result.megabytes
+    start = result.seconds_to_first_step
 
     def speedup(alone: str, name: str) -> str:
         return f"{result.processes * ms[alone] / ms[name]:.2f}"
@@ -252,94 +231,45 @@ def reason_rows(result: ReasonsResult) -> list[tuple[str, ...]]:
         pairs = zip(result.ms_per_step[before], result.ms_per_step[after], strict=True)
         ratios = median_interval([new / old for old, new in pairs])
         interval = f" (× {ratios[0]:.2f} – {ratios[1]:.2f})" if ratios else ""
-        return f"{ms[before]:.1f} → {ms[after]:.1f} ms{interval}"
+        return f"{ms[before]:.1f} → {ms[after]:.1f}{interval}"
 
-    by_rank = [f"{value:.0f} ms" for value in result.straggler_ms_by_rank]
+    by_rank = [f"{value:.0f}" for value in result.straggler_ms_by_rank]
     rows = [
         (
             "more to send than to compute",
-            "the all-reduce continues long after backward",
             "a larger batch per process",
-            f"images/s against one process: batch {SMALL} "
-            f"{speedup('one process, small batch', 'small batch')} ×, batch {LARGE} "
-            f"{speedup('one process, large batch', 'large batch')} ×",
+            f"speed-up {speedup('one process, small batch', 'small batch')} with {SMALL} images, "
+            f"{speedup('one process, large batch', 'large batch')} with {LARGE}",
         ),
         (
             "all-reduce in every micro-batch",
-            "as many all-reduces as backward passes",
-            "`no_sync` for all but the last; `accumulate`",
-            f"{MICRO_BATCHES} × {SMALL} images: {change('share every micro-batch', 'no_sync')}",
+            "`no_sync` or `accumulate`",
+            change("share every micro-batch", "no_sync"),
         ),
         (
-            "no overlap: one big bucket",
-            "the all-reduce starts when backward ends",
-            "a smaller `bucket_cap_mb`",
-            f"one bucket → 1 MB: {change('one bucket', 'small buckets')}",
-        ),
-        (
-            "the first step",
-            "only step 1 is slow: it allocates memory, and buckets are not rebuilt yet",
-            "exclude it from measurements",
-            f"step 1 {first:.0f} ms, step 4 {later:.0f} ms",
-        ),
-        (
-            "many bytes on a slow link",
-            "the time of the all-reduce is bytes / bandwidth",
-            "`bf16_compress_hook`",
-            f"{megabytes:.1f} → {megabytes / 2:.1f} MB: {change('DDP', 'bf16 hook')}",
-        ),
-        (
-            "gradients copied into buckets and back",
-            "a copy before and after each all-reduce; each gradient is stored twice",
-            "`gradient_as_bucket_view=True`",
-            change("DDP", "gradient_as_bucket_view"),
-        ),
-        (
-            "a search for unused parameters",
-            "time between forward and backward; torch warns when none are unused",
-            "`find_unused_parameters` only if some are unused",
-            f"search → none: {change('find_unused_parameters', 'DDP')}",
-        ),
-        (
-            "buffers sent in every forward",
-            "a broadcast before each forward (BatchNorm)",
-            "`forward_sync_buffers=False` (before torch 2.13: `broadcast_buffers=False`)",
-            change("DDP", "no buffers"),
-        ),
-        (
-            "too many threads",
-            "more threads than cores; the load average is above the cores",
-            "`OMP_NUM_THREADS` = cores / processes",
-            f"one thread per core in each → cores / processes: {change('all threads', 'DDP')}",
+            "more threads than cores",
+            "fewer: `OMP_NUM_THREADS`",
+            change("all threads", "DDP"),
         ),
         (
             "a straggler",
-            "it waits least in the all-reduce, all other ranks wait long",
             "equal work, equal devices",
-            f"{1000 * LATE:.0f} ms late on rank 1: {' and '.join(by_rank)} on ranks 0 and 1, "
-            f"without the delay {ms['DDP']:.0f} ms",
+            f"{' and '.join(by_rank)} by rank → {ms['DDP']:.0f}",
         ),
         (
-            "waiting for data",
-            "data wait before each forward",
-            "prepare once, `num_workers`, cheaper transforms",
-            f"Python in the loop → prepared: {change('Python in the loop', 'DDP')}",
+            "the first step",
+            "leave it out of measurements",
+            f"{first:.0f} (step 1) → {later:.0f} (step 4)",
         ),
         (
             "start-up",
-            "seconds before the first step, once per run",
-            "longer runs; measure steps, not commands",
+            "longer runs",
             f"{duration(start)} to step 1, as long as {1000 * start / ms['DDP']:,.0f} steps",
         ),
     ]
     if "half of the cores" in ms:
-        crowded = (
-            "processes share cores",
-            "each process gets less than one core",
-            "at most as many processes as cores (or GPUs)",
-            f"half of the cores for both → all: {change('half of the cores', 'DDP')}",
-        )
-        rows.insert(8, crowded)
+        crowded = ("processes share cores", "a core each", change("half of the cores", "DDP"))
+        rows.insert(3, crowded)
     return rows
 
 
