@@ -19,7 +19,7 @@ sizes = iter([2**20, 2**19, 2**18, 2**17])  # without reduce_batch_size_fn: alwa
 
 
 @find_executable_batch_size(
-    starting_batch_size=next(sizes), reduce_batch_size_fn=lambda: next(sizes)
+    starting_batch_size=next(sizes), reduce_batch_size_fn=lambda: next(sizes, 0)
 )
 def train(batch_size):
     accelerator.free_memory()  # what the attempt before has prepared

@@ -16,28 +16,43 @@ from torch.distributed.fsdp import fully_shard
 from accel_demo.processes.group import results_by_rank
 
 
-def make(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(seed)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(6)))
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-    for module in [*model, model]:
-        fully_shard(module, mesh=mesh)
-    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
-
-
-def save(device, folder: Path) -> str:
-    model, optimizer = make(seed=0)
-    train(model, optimizer, steps=2)
+def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
     weights, moments = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+
+
+def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    weights, moments = get_state_dict(model, optimizer)  # what this rank needs
+    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+
+
+def make() -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(6)))
+
+
+def shard(model: nn.Module) -> nn.Module:
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def make_and_save(device, folder: Path) -> str:
+    torch.manual_seed(0)
+    model = shard(make())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    train(model, optimizer, steps=2)
+    save(model, optimizer, folder)
     return describe(model, optimizer)
 
 
-def load(device, folder: Path) -> str:
-    model, optimizer = make(seed=1)  # other weights
-    weights, moments = get_state_dict(model, optimizer)  # tells `load` what this rank needs
-    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+def make_and_load(device, folder: Path) -> str:
+    with torch.device("meta"):  # shapes without memory
+        model = make()
+    model = shard(model).to_empty(device="cpu")  # memory for this rank's shards
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    load(model, optimizer, folder)
     return describe(model, optimizer)
 
 
@@ -65,9 +80,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "checkpoint")
-        for function, processes in ((save, 2), (load, 3)):
-            print(f"{function.__name__} in {processes} processes:")
+        for name, function, processes in (("save", make_and_save, 2), ("load", make_and_load, 3)):
+            print(f"{name} in {processes} processes:")
             for rank, text in enumerate(results_by_rank(function, processes, folder)):
                 print(f"rank {rank} stores {text}")
-            if function is save:
+            if name == "save":
                 print("files:", *sorted(file.name for file in folder.iterdir()))

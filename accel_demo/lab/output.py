@@ -19,7 +19,7 @@ MEASURE_TIME = {"timeline", "scaling", "memory", "bench"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class MeasuredFinding:
     """What is wrong, or what makes the steps slow. `kind` is for example "waits for data"."""
 
     kind: str
@@ -58,7 +58,7 @@ def write_json(path: Path, command: str, result, of_script: bool = False) -> Non
     """Write a result dataclass as JSON, with the command and a description of the machine.
 
     "subject" is "script" if the result is about the reader's script, otherwise "accel-demo". Each
-    file has "findings", a list of `Finding`: what is wrong, or empty.
+    file has "findings", a list of `MeasuredFinding`: what is wrong, or empty.
 
     Increment `SCHEMA` whenever you rename or remove a field of any result. NaN and infinity are
     written as null, because JSON cannot represent them (RFC 8259, section 6).

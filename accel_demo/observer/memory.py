@@ -207,7 +207,7 @@ def whole_bytes_of(tensors) -> int:
 
 
 def block_sizes(model) -> list[int]:
-    """Return the bytes of the parameters outside of blocks, and of the two largest blocks.
+    """Return the bytes of the parameters outside of blocks, and of the three largest blocks.
 
     Blocks are the children of a list or sequence of modules of one class, as in a transformer. A
     model without them is made of its layers.
@@ -223,7 +223,7 @@ def block_sizes(model) -> list[int]:
     in_blocks = {id(each) for block in blocks for each in block}
     outside = [each for each in model.parameters() if id(each) not in in_blocks]
     largest = sorted(map(whole_bytes_of, blocks), reverse=True)
-    return [whole_bytes_of(outside), *(largest + [0])[:2]]
+    return [whole_bytes_of(outside), *(largest + [0, 0])[:3]]
 
 
 def outermost_modules() -> list:

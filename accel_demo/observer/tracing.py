@@ -5,7 +5,8 @@ optimizers, the one that makes the first step counts. The marks are
 
 - data wait: until a DataLoader returns a batch,
 - forward: from the call of the model to the backward pass, so it includes the loss. The beginning
-  is only known with DistributedDataParallel. Without it, forward begins when there is a batch.
+  is only known with DistributedDataParallel. Without it, forward begins when there is a batch, and
+  without a DataLoader, too, when the step begins.
 - backward, and
 - optimizer: the optimizer's step, `zero_grad`, and clipping.
 
@@ -63,6 +64,7 @@ class Tracer:
         self.started_at = 0.0
         self.wall_ms: dict[int, float] = {}  # of all steps but the first
         self.reads, self.averages = Reads(), Averages()
+        self.has_loader = False
         self.device = "cpu"  # the type of the device
         self.result: dict = {}  # once the profile is complete
 
@@ -102,6 +104,8 @@ class Tracer:
         self.started_at = time.perf_counter()
         name = f"step {self.steps_ended + 1}"
         self.step.enter_context(torch.profiler.record_function(name))
+        if not _models and not self.has_loader:
+            self.mark("forward")
 
     def advance(self, torch) -> None:
         """Start the profiler, or let it go on to the next step."""
@@ -280,6 +284,7 @@ def _data_wait(tracer, call, iterator):
     if not sys.modules["torch"].is_grad_enabled():
         tracer.mark("evaluation")  # until the next mark
         return call()
+    tracer.has_loader = True
     tracer.mark("data wait")
     batch = None
     try:

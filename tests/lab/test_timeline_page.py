@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgba
 from accel_demo.lab.timeline import result as results
 from accel_demo.lab.timeline.page import TITLE, data_of, write_timeline_page
 from accel_demo.lab.timeline.picture import COLOR_OF, figure_of
-from accel_demo.lab.timeline.result import Bar, BucketTrial, Finding, place_in_rows
+from accel_demo.lab.timeline.result import Bar, BucketTrial, MeasuredFinding, place_in_rows
 from accel_demo.lab.timeline.straggler import STEPS_NEEDED
 from accel_demo.lab.timeline.tables import verdict
 from accel_demo.show import save
@@ -37,7 +37,7 @@ def a_timeline(ranks=2, steps=3, late_ms=0.0, sweep=False, name="allreduce", mod
         bucket_bytes=[SIZES],
         ranks=[a_rank(rank, rank == ranks - 1, steps, late_ms, name) for rank in range(ranks)],
         straggler=ranks - 1 if late_ms else None,
-        findings=[Finding("computes longer", 1, text)] if late_ms else [],
+        findings=[MeasuredFinding("computes longer", 1, text)] if late_ms else [],
         sweep=[
             BucketTrial(size, buckets, 12.0 + buckets, 12.0 - hidden, hidden / 24, 50 - hidden, [])
             for size, buckets, hidden in ((0.5, 5, 10.0), (25.0, 1, 0.5), (0.05, 12, 2.0))

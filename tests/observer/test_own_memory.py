@@ -73,6 +73,37 @@ def test_what_a_script_holds_is_measured_on_each_rank(tmp_path):
     assert fsdp.kinds["gathered blocks"] == 4 * (2 * (512 * 2048 + 2048) + 2048 * 512 + 512)
 
 
+SHARDED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(12):
+    model(torch.randn(4, 256)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+def test_a_sharded_model_is_measured_without_a_loader(tmp_path):
+    result = result_of(observe(SHARDED, tmp_path, ACCEL_DEMO_MEMORY="5"), ["x"], 4)
+    layer = 4 * (256 * 256 + 256)
+    assert result.processes == 2 and result.parameters == layer
+    for rank in result.ranks:
+        assert rank.steps == 5
+        assert rank.kinds["parameters"] == rank.kinds["gradients"] == 2 * layer
+    fsdp = result.strategies[-1]
+    assert fsdp.kinds["gathered blocks"] == 4 * layer - 2 * layer // 4
+
+
 def test_a_frozen_model_has_no_gradients_and_a_teacher_is_counted_apart(tmp_path):
     script = SCRIPT.replace("optimizer = ", FROZEN + "optimizer = ")
     [rank, _] = result_of(observe(script, tmp_path, ACCEL_DEMO_MEMORY="5"), ["x"], 2).ranks
@@ -82,7 +113,7 @@ def test_a_frozen_model_has_no_gradients_and_a_teacher_is_counted_apart(tmp_path
 
 STATE = {
     "all_parameters": 100, "all_gradients": 100, "gradients": 100, "trained": 100,
-    "is_sharded": False, "view_of_buckets": False, "blocks": [[0, 60, 40]],
+    "is_sharded": False, "view_of_buckets": False, "blocks": [[0, 60, 40, 0]],
 }  # fmt: skip
 
 
@@ -109,10 +140,11 @@ def test_fsdp_gathers_no_more_than_the_blocks_of_a_model_and_one_gradient():
         state = {"whole_states": [], "all_gradients": gradients, "blocks": [blocks]}
         return predicted(state)["ZeRO-3, FSDP2"]["gathered blocks"]
 
-    assert gathered(100, 0, 60, 40) == 60 + 40 + 60
-    assert gathered(100, 0, 100, 0) == 200, "one block: its parameters and its gradients"
-    assert gathered(10, 0, 60, 40) == 60 + 40 + 10, "nearly all parameters are frozen"
-    assert gathered(100, 50, 25, 25) == 50 + 25 + 25 + 25, "an embedding stays gathered"
+    assert gathered(100, 0, 60, 40, 0) == 60 + 40 + 60
+    assert gathered(100, 0, 100, 0, 0) == 200, "one block: its parameters and its gradients"
+    assert gathered(10, 0, 60, 40, 0) == 60 + 40 + 10, "nearly all parameters are frozen"
+    assert gathered(100, 50, 25, 25, 0) == 50 + 25 + 25 + 25, "an embedding stays gathered"
+    assert gathered(60, 0, 10, 10, 10) == 40 - 20 // 2, "without the shards of two gradients"
 
 
 def test_kept_graphs_are_named_only_if_the_graph_grows():

@@ -59,7 +59,10 @@ def test_each_remedy_saves_its_part_and_micro_batches_the_most():
     peaks = {name: [float(cell) for cell in row[:2]] for name, row in remedies().items()}
     parameters = sum(p.numel() for p in REMEDIES.make_model("none").parameters())
     mib = parameters / 2**20
-    assert f"At its peak, a step needs {peaks['none'][0]} MiB: {16 * mib:.0f} MiB for the" in TEXT
+    none, sgd = peaks["none"], peaks["SGD"]
+    assert f"a step needs {none[0]} MiB. At most {16 * mib:.0f} MiB of that are weights" in TEXT
+    assert f"SGD saves {none[0] - sgd[0]:.1f} MiB of {none[0]}" in TEXT
+    assert none[1] - sgd[1] == pytest.approx(none[0] - sgd[0], abs=0.5)
     assert peaks["none"][1] == pytest.approx(16 * mib, abs=1)
     assert peaks["SGD"][1] == pytest.approx(8 * mib, abs=1)
     choices = ["SGD", "bf16 autocast", "activation checkpointing", "4 micro-batches"]

@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 from sharded import Sharded
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from accel_demo.anatomy.model_parallel import splits
-from tests.pages.pages import TUTORIALS, bound_to, rows_below, section
+from tests.pages.pages import TUTORIALS, bound_to, load_module, rows_below, section
 
+FSDP = load_module(TUTORIALS / "43_fsdp.py")
 PAGE = TUTORIALS / "43_fsdp.md"
 TEXT = " ".join(PAGE.read_text().split())
 
@@ -33,7 +34,37 @@ def test_a_rank_of_fsdp_holds_its_half_and_three_blocks():
         assert 2 < backward - after <= 3
     assert held["FSDP2"][2] - held["FSDP by hand"][2] == 0.5
     assert f"In backward, it holds {held['FSDP2'][2]:.0f} at most." in TEXT
-    assert f"the table shows {held['FSDP2'][1]} blocks for FSDP2, and 9 of them" in TEXT
+
+
+def peaks_of_six_blocks(device):
+    """Return the blocks that FSDP2 needs in addition, and how many modules are sharded."""
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    model = torch.nn.Sequential(*(FSDP.Block() for _ in range(FSDP.BLOCKS)))
+    size = sum(weight.nbytes for weight in model[0].parameters())
+    model = FSDP.fsdp2(model)
+    sharded = sum(isinstance(module, FSDPModule) for module in model.modules())
+    held = FSDP.train(model, torch.randn(2, 1, FSDP.WIDTH))
+    return dist.get_world_size(), sharded, (held["backward"] - held["after the optimizer"]) / size
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_fsdp2_needs_four_blocks_less_two_shards_in_addition(together, processes):
+    for connected, sharded, more in together(peaks_of_six_blocks, processes):
+        assert connected == processes and sharded == FSDP.BLOCKS + 1
+        assert more == pytest.approx(4 - 2 / processes, abs=0.15)
+    assert "it's 4 − 2/N units more than the 24/N" in TEXT
+
+
+def different_weights(device):
+    layer = torch.nn.Linear(4, 4, bias=False)
+    torch.nn.init.constant_(layer.weight, 1.0 + dist.get_rank())
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    return fully_shard(layer, mesh=mesh).weight.full_tensor()[:, 0].tolist()
+
+
+def test_fully_shard_cuts_the_weights_of_each_rank(together):
+    assert together(different_weights, 2) == [[1, 1, 2, 2]] * 2
 
 
 def test_all_methods_compute_the_weights_of_one_process():
@@ -99,8 +130,8 @@ def test_the_totals_in_the_table_of_zero_stages_are_the_sums_of_the_parts():
 def test_the_answers_are_right():
     assert f"16 × 3 = {16 * 3} GB" in TEXT and f"{16 * 3} / 4 = {16 * 3 / 4:g} GB" in TEXT
     block = 4 * 3 / 30
-    assert f"A block has 4 × 3 / 30 = {block:g} GB of weights, so that's {3 * block:g} GB" in TEXT
-    assert f"{12 + 3 * block:g} GB in all" in TEXT
+    assert f"A block has 4 × 3 / 30 = {block:g} GB of weights, so that's {3.5 * block:g} GB" in TEXT
+    assert f"{12 + 3.5 * block:g} GB in all" in TEXT
     for microbatches, share in ((8, "3/11"), (32, "3/35")):
         logs = [
             [(kind, piece) for kind in ("forward", "backward") for piece in range(microbatches)]
@@ -115,6 +146,7 @@ def shard_in_two_wrong_ways(device):
     model = fully_shard(splits.make_model(), mesh=mesh)  # only the whole model
     model(splits.whole_numbers((2, splits.WIDTHS[0]), 0))
     after = splits.elements(model)
+    assert sum(isinstance(module, FSDPModule) for module in model.modules()) == 1
     late = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(late.parameters(), lr=1.0)
     fully_shard(late, mesh=mesh)

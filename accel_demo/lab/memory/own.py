@@ -15,7 +15,7 @@ from accel_demo.lab.observed.observation import (
     too_few_steps,
 )
 from accel_demo.lab.observed.ranks import Rank
-from accel_demo.lab.output import Finding
+from accel_demo.lab.output import MeasuredFinding
 from accel_demo.observer.agent import MEASURED_STEPS
 from accel_demo.show import table
 from accel_demo.wording import byte_size, counted
@@ -80,7 +80,7 @@ class OwnMemoryResult:
     ranks: list[RankMemory]
     devices: int
     strategies: list[StrategyMemory]
-    findings: list[Finding]
+    findings: list[MeasuredFinding]
 
 
 def measure_script(options) -> OwnMemoryResult:
@@ -166,7 +166,7 @@ def predict(
     """
     state = states[0]  # of `rank`
     whole, gradients = state["all_parameters"], state["all_gradients"]
-    optimizer, gathered = whole_optimizer_state(states), gathered_bytes(state)
+    optimizer, gathered = whole_optimizer_state(states), gathered_bytes(state, devices)
     buckets = 0 if state["view_of_buckets"] else gradients
     models, activations = memory.kinds["other models"], memory.kinds["activations"]
     accumulates = max(step["backwards"] for step in rank.of("memory")) > 1
@@ -176,7 +176,7 @@ def predict(
         both = gradients + activations
         return both if accumulates else max(gradients, activations)
 
-    gathered_here = gathered if state["is_sharded"] else 0
+    gathered_here = gathered_bytes(state, state["processes"]) if state["is_sharded"] else 0
     other = max(0, memory.in_step - in_step(state["gradients"]) - gathered_here)
     shard = -(-gradients // devices), -(-optimizer // devices)
     sizes = {
@@ -205,25 +205,24 @@ def whole_optimizer_state(states: list[dict]) -> int:
     return sum(map(max, zip(*sizes, strict=True)))
 
 
-def gathered_bytes(state: dict) -> int:
+def gathered_bytes(state: dict, devices: int) -> int:
     """Return the most that FSDP2 holds whole, in addition to the shards.
 
-    In backward, these are the parameters and the gradients of a block, and the parameters of the
-    next one, which are gathered ahead. Then the block's parameters are freed, and the input of the
-    reduce-scatter, as large as its gradients, is allocated. Parameters outside of blocks stay
-    gathered from forward to the end of backward.
+    In backward, these are the parameters and the gradients of a block, the parameters of the next
+    one, which are gathered ahead, and the gradients of the one before, until they are sent. At this
+    time, the shards of two gradients do not exist yet. Parameters outside of blocks stay gathered
+    from forward to the end of backward.
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
     """
-    return max(
-        (
-            outside + largest + following + min(largest, state["all_gradients"])
-            for outside, largest, following in state["blocks"]
-        ),
-        default=0,
-    )
+    most = 0
+    for outside, largest, following, before in state["blocks"]:
+        sent = [min(size, state["all_gradients"]) for size in (largest, following, before)]
+        missing = (sent[0] + sent[1]) // devices if before else 0
+        most = max(most, outside + largest + following + sent[0] + sent[2] - missing)
+    return most
 
 
-def findings_of(ranks: list[RankMemory]) -> list[Finding]:
+def findings_of(ranks: list[RankMemory]) -> list[MeasuredFinding]:
     """Say that the memory grows from step to step, if it does on a rank."""
     growing = [rank for rank in ranks if rank.growth]
     if not growing:
@@ -234,7 +233,7 @@ def findings_of(ranks: list[RankMemory]) -> list[Finding]:
         text += ": the script keeps tensors with their graph, such as losses without .detach()"
     else:
         text += ", but autograd's graph does not: a cache or a list that gets longer can cause this"
-    return [Finding("grows", None, text)]
+    return [MeasuredFinding("grows", None, text)]
 
 
 def bytes_per_parameter(result: OwnMemoryResult) -> float:

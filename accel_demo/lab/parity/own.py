@@ -11,7 +11,7 @@ from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.observation import check_complete, observe
 from accel_demo.lab.observed.places import last_lines
 from accel_demo.lab.observed.ranks import Rank, batches_of, contents
-from accel_demo.lab.output import Finding
+from accel_demo.lab.output import MeasuredFinding
 from accel_demo.lab.parity.steps import ComparedStep, StepsOfRun, compare_step
 from accel_demo.observer.limits import BATCHES, EPOCHS, STEPS
 from accel_demo.observer.parity import FACTOR, ORDER
@@ -36,7 +36,7 @@ class OwnParityResult:
     single_command_line: list[str]
     steps: list[ComparedStep]
     first_step: int | None  # the first one with a difference, from 1
-    findings: list[Finding]  # this difference: see `compare_step`
+    findings: list[MeasuredFinding]  # this difference: see `compare_step`
 
     @property
     def kind(self) -> str | None:
@@ -172,7 +172,7 @@ def compare(
         single_command_line=single,
         steps=compared,
         first_step=first[0] if first else None,
-        findings=[Finding(first[1], None, f"step {first[0]}: {first[2]}")] if first else [],
+        findings=[MeasuredFinding(first[1], None, f"step {first[0]}: {first[2]}")] if first else [],
     )
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accel_demo.config import TrainConfig
-from accel_demo.lab.output import Finding
+from accel_demo.lab.output import MeasuredFinding
 from accel_demo.lab.parity.runs import ParityRun
 from accel_demo.models import make_model
 
@@ -80,11 +80,11 @@ class ParityResult:
     config: TrainConfig
     device: str
     rows: list[ParityRow]
-    findings: list[Finding] = field(init=False)  # the rows that break their promise
+    findings: list[MeasuredFinding] = field(init=False)  # the rows that break their promise
 
     def __post_init__(self) -> None:
         self.findings = [
-            Finding("weights", None, f"{row.pair}: the weights differ by more than promised")
+            MeasuredFinding("weights", None, f"{row.pair}: the weights differ too much")
             for row in self.rows
             if not row.keeps_promise
         ]

@@ -18,7 +18,7 @@ from accel_demo.lab.observed.observation import (
     processes_in_words,
     too_few_steps,
 )
-from accel_demo.lab.output import Finding
+from accel_demo.lab.output import MeasuredFinding
 from accel_demo.observer.agent import TIMED
 from accel_demo.observer.limits import STEPS
 from accel_demo.wording import counted
@@ -65,7 +65,7 @@ class OwnScalingResult:
     command_line: list[str]
     single_command_line: list[str]
     rows: list[OwnScalingRow]  # of one process, and of several
-    findings: list[Finding]
+    findings: list[MeasuredFinding]
 
 
 def measure_script(options) -> OwnScalingResult:
@@ -156,14 +156,14 @@ def row_of(processes: int, runs: list[TimedRun], speedups: list[float]) -> OwnSc
     )
 
 
-def findings_of(row: OwnScalingRow, run: TimedRun) -> list[Finding]:
+def findings_of(row: OwnScalingRow, run: TimedRun) -> list[MeasuredFinding]:
     """Return what the measurements say against so many processes."""
     findings, cores = [], usable_cores()
     if run.device == "cpu" and row.processes * run.threads > cores:
         threads = counted(run.threads, "thread")
         text = f"{row.processes} processes with {threads} each share {counted(cores, 'core')}"
-        findings.append(Finding("shared cores", None, text))
+        findings.append(MeasuredFinding("shared cores", None, text))
     if row.interval and row.interval[1] < 1:
         text = f"{row.processes} processes are slower than one"
-        findings.append(Finding("slower", None, text))
+        findings.append(MeasuredFinding("slower", None, text))
     return findings

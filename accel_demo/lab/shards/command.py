@@ -32,7 +32,7 @@ from accel_demo.lab.observed.observation import (
     say_if_killed,
 )
 from accel_demo.lab.observed.places import NotChecked, last_lines
-from accel_demo.lab.output import Finding, write_outputs
+from accel_demo.lab.output import MeasuredFinding, write_outputs
 from accel_demo.lab.shards import tables
 from accel_demo.lab.shards.own import OwnShardsResult, loaders_of
 from accel_demo.lab.shards.reading import (
@@ -109,7 +109,7 @@ def main_of_script(arguments: list[str]) -> int:
         )
     world = max(rank.connected_world for rank in evidence.ranks)
     findings = [
-        Finding("samples", None, f"{loader.name}: {text}")
+        MeasuredFinding("samples", None, f"{loader.name}: {text}")
         for loader in loaders
         for text in loader.findings
     ]

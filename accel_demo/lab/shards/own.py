@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.places import short_path, text_of
 from accel_demo.lab.observed.ranks import Rank, batches_of, contents
-from accel_demo.lab.output import Finding
+from accel_demo.lab.output import MeasuredFinding
 from accel_demo.lab.shards.reading import (
     Batches,
     EpochReads,
@@ -48,7 +48,7 @@ class OwnShardsResult:
     command_line: list[str]
     exit_code: int | None
     loaders: list[OwnLoader]
-    findings: list[Finding]
+    findings: list[MeasuredFinding]
 
 
 def loaders_of(evidence: Evidence) -> list[OwnLoader]:

@@ -3,7 +3,7 @@
 from statistics import median
 
 from accel_demo.lab.observed.places import short_path, text_of
-from accel_demo.lab.output import Finding
+from accel_demo.lab.output import MeasuredFinding
 from accel_demo.lab.timeline.result import RankProfile, RankTimeline
 from accel_demo.lab.timeline.straggler import STEPS_NEEDED
 from accel_demo.wording import byte_size, duration
@@ -16,7 +16,7 @@ MOST_STEPS_WITHOUT = 0.1  # of the steps, in which a line does not read a tensor
 
 def findings_of(
     profiles: list[RankProfile], ranks: list[RankTimeline], straggler: int | None
-) -> list[Finding]:
+) -> list[MeasuredFinding]:
     """Return what makes the steps slow, the gravest first."""
     found = []
     if straggler is not None:
@@ -26,7 +26,7 @@ def findings_of(
     return [*found, *_micro_batches(profiles, ranks), *_buckets(profiles), *_reads(profiles)]
 
 
-def _slow(slow: int, ranks: list[RankTimeline]) -> Finding:
+def _slow(slow: int, ranks: list[RankTimeline]) -> MeasuredFinding:
     """Say how much longer the slow rank computes or waits for data, as the medians show it."""
     reliable = ranks[slow].slower_ms
     extra = {
@@ -44,14 +44,14 @@ def _slow(slow: int, ranks: list[RankTimeline]) -> Finding:
         where = "outside forward, backward and the optimizer" if most == "other" else f"in {most}"
         where = f", most of it {where}"
     text = f"rank {slow} is slow: it {text} than the others in each step"
-    return Finding(kind, slow, text + where)
+    return MeasuredFinding(kind, slow, text + where)
 
 
 def _ms(milliseconds: float) -> str:
     return duration(max(0.0, milliseconds) / 1000)
 
 
-def _waits(ranks: list[RankTimeline], found: list[Finding]) -> list[Finding]:
+def _waits(ranks: list[RankTimeline], found: list[MeasuredFinding]) -> list[MeasuredFinding]:
     """Return what all ranks wait for, in addition to a slow rank."""
     findings = []
     share = _least_share(ranks, "data wait")
@@ -59,18 +59,18 @@ def _waits(ranks: list[RankTimeline], found: list[Finding]) -> list[Finding]:
     if share >= DATA_SHARE and waited >= LEAST_DATA_MS:
         who = "each rank" if len(ranks) > 1 else "the process"
         text = f"{who} waits for its DataLoader in {share:.0%} of the time of a step or more"
-        findings.append(Finding("waits for data", None, text))
+        findings.append(MeasuredFinding("waits for data", None, text))
     if len(ranks) == 1:
         return findings
     share = _least_share(ranks, "message wait")
     if share >= MESSAGE_SHARE:
         text = f"all ranks wait for messages in {share:.0%} of the time of a step or more"
-        findings.append(Finding("waits for messages", None, text))
+        findings.append(MeasuredFinding("waits for messages", None, text))
     share = _least_share(ranks, "rank wait")
     if share >= RANK_SHARE and not found:
         text = f"all ranks wait for each other in {share:.0%} of the time of a step or more: "
         text += "their work differs from step to step"
-        findings.append(Finding("wait for each other", None, text))
+        findings.append(MeasuredFinding("wait for each other", None, text))
     return findings
 
 
@@ -88,7 +88,7 @@ def _least_share(ranks: list[RankTimeline], phase: str) -> float:
     return min(shares)
 
 
-def _micro_batches(profiles: list[RankProfile], ranks: list[RankTimeline]) -> list[Finding]:
+def _micro_batches(profiles: list[RankProfile], ranks: list[RankTimeline]) -> list[MeasuredFinding]:
     """Find a model that averages its gradients in each backward pass of an accumulation.
 
     The traces confirm that so many backward passes of a step send something: a script may have
@@ -100,20 +100,20 @@ def _micro_batches(profiles: list[RankProfile], ranks: list[RankTimeline]) -> li
         return []
     text = f"{sent:.0f} backward passes of a step average the gradients between the ranks: only "
     text += "the last one needs to (no_sync, or Accelerate's accumulate)"
-    return [Finding("averages each micro-batch", None, text)]
+    return [MeasuredFinding("averages each micro-batch", None, text)]
 
 
-def _buckets(profiles: list[RankProfile]) -> list[Finding]:
+def _buckets(profiles: list[RankProfile]) -> list[MeasuredFinding]:
     for sizes in profiles[0].bucket_bytes:
         if len(sizes) >= MANY_MESSAGES and sum(sizes) / len(sizes) < SMALL_BYTES:
             mean = byte_size(sum(sizes) / len(sizes))
             text = f"DDP sends the gradients in {len(sizes)} buckets of {mean} on average: "
             text += "each costs a message's latency (see bucket_cap_mb, which is 25 by default)"
-            return [Finding("small messages", None, text)]
+            return [MeasuredFinding("small messages", None, text)]
     return []
 
 
-def _reads(profiles: list[RankProfile]) -> list[Finding]:
+def _reads(profiles: list[RankProfile]) -> list[MeasuredFinding]:
     """Find the lines of the script that read the value of a tensor in each step."""
     findings = []
     for file, line, method, share in profiles[0].reads:
@@ -121,5 +121,5 @@ def _reads(profiles: list[RankProfile]) -> list[Finding]:
             place = f"{short_path(file)}:{line}: {text_of([file, line])}"
             text = f"{place} calls {method} in each step: on a GPU, the CPU waits "
             text += "there until the GPU has computed the value"
-            findings.append(Finding("reads tensors", None, text))
+            findings.append(MeasuredFinding("reads tensors", None, text))
     return findings

@@ -6,7 +6,7 @@ Start and end times are milliseconds since the start of the first step shown, on
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from accel_demo.lab.output import Finding
+from accel_demo.lab.output import MeasuredFinding
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class TimelineResult:
     bucket_bytes: list[list[int]]
     ranks: list[RankTimeline]
     straggler: int | None  # the slow rank, if any
-    findings: list[Finding]
+    findings: list[MeasuredFinding]
     sweep: list[BucketTrial] = field(default_factory=list)  # empty with only one bucket size
 
 
