@@ -179,7 +179,7 @@ def test_the_program_prints_the_plans(start, options, ending):
 
 def test_if_no_sample_fits_the_page_and_the_program_advise_the_same_in_the_same_order():
     (advice,) = re.findall(r"1\. \*\*Not even one sample fits\.\*\*(.*?) 2\. ", TEXT)
-    on_page = "activations in backward", "16 bits", "split the model"
+    on_page = "activations in backward", "16 bits", "shard the model"
     printed = "activations in backward", "bf16", "FSDP, which shards weights"
     for text, methods in ((advice, on_page), (DECIDE.TOO_LARGE, printed)):
         places = [text.index(method) for method in methods]
