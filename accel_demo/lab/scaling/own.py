@@ -118,7 +118,7 @@ def check_connected(run: TimedRun, name: str, command: list[str]) -> None:
     if name == SEVERAL and run.connected < 2:
         raise UserError(
             f"{processes_in_words(run.connected, run.started)}, and a speed-up needs at least 2 "
-            f"connected processes. For the reason, run accel-demo audit -- {shlex.join(command)}"
+            f"connected processes: the reason is found by accel-demo audit -- {shlex.join(command)}"
         )
 
 
