@@ -203,7 +203,7 @@ def test_losses_that_page_42_lets_a_reader_collect_are_named(tmp_path):
     text = text.replace("    loss.backward()", "    losses.append(loss)\n    loss.backward()")
     (tmp_path / "train.py").write_text(text)
     (tmp_path / "encoder.py").write_text((REPOSITORY / "tutorials/encoder.py").read_text())
-    command = ["accel-demo", "memory", "--quick", "-n", "2", tmp_path / "train.py"]
+    command = ["accel-demo", "memory", "--processes", "2", tmp_path / "train.py"]
     ended = run_to_end(command, 200, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "2 connected processes" in ended.stdout
