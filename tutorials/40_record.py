@@ -32,6 +32,7 @@ ATTEMPTS = 3
 PAUSE, MOST_CORES = 3.0, 0.2  # before each command, other programs may use so much for so long
 LONGEST = 60.0  # seconds to wait for that
 FITS = "accel-demo memory --devices 8 -- torchrun --nproc-per-node 2 tutorials/42_train.py"
+PROFILED = "accel-demo timeline -- torchrun --standalone --nproc-per-node 2 tutorials/40_train.py"
 RECORDS = {
     "alpha_beta": ["python tutorials/alpha_beta.py --plot tutorials/20_alpha_beta.svg"],
     "dp_or_ddp": ["accel-demo bench dataparallel --forward --repeats 25"],
@@ -40,10 +41,10 @@ RECORDS = {
         "accel-demo timeline --straggler 1:100ms --plot tutorials/40_straggler.svg",
     ],
     "profile": [
-        "accel-demo timeline -- torchrun --standalone --nproc-per-node 2 tutorials/40_train.py",
+        PROFILED,
         "torchrun --standalone --nproc-per-node 2 tutorials/40_profile.py",
         "python tutorials/40_compare.py runs/profile",
-        "accel-demo timeline -- torchrun --standalone --nproc-per-node 2 tutorials/40_repaired.py",
+        f"{PROFILED} --workers",
     ],
     "buckets": ["accel-demo timeline --bucket-mb 0.5,2,8,25,100"],
     "fits": [FITS, f"{FITS} --checkpointing"],

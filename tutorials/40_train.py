@@ -1,8 +1,10 @@
 """Train a small network in two processes. One of them has a problem that a profile shows.
 
 torchrun --standalone --nproc-per-node 2 tutorials/40_train.py
+torchrun --standalone --nproc-per-node 2 tutorials/40_train.py --workers  # repaired
 """
 
+import sys
 import time
 
 import torch
@@ -28,7 +30,8 @@ def main():
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     torch.manual_seed(0)
     data = Images(seconds=0.002 if accelerator.process_index == 1 else 0)
-    loader = DataLoader(data, batch_size=16, shuffle=True)
+    workers = 2 if "--workers" in sys.argv else 0  # processes that read images in advance
+    loader = DataLoader(data, batch_size=16, shuffle=True, num_workers=workers)
     layers = nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten()
     model = nn.Sequential(*layers, nn.Linear(32 * 28 * 28, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

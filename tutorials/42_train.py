@@ -1,4 +1,4 @@
-"""A training script that knows nothing about accel-demo; page 42 measures its memory.
+"""A training script without accel-demo. Page 42 measures its memory.
 
 torchrun --nproc-per-node 2 tutorials/42_train.py
 torchrun --nproc-per-node 2 tutorials/42_train.py --checkpointing

@@ -256,6 +256,11 @@ def test_samples_are_those_of_the_batches_of_a_step():
         ),
         ("accelerate launch t.py", "accelerate launch --num_processes 1 t.py"),
         (f"python {RUN} t.py", f"python {RUN} --nproc-per-node 1 t.py"),
+        ("torchrun --nproc_per_node=4 t.py", "torchrun --nproc-per-node 1 t.py"),
+        (
+            "accelerate launch --num_processes 2 --cpu t.py --num_processes 3",
+            "accelerate launch --cpu --num_processes 1 t.py --num_processes 3",
+        ),
         ("torchrun -m package.train", "torchrun --nproc-per-node 1 -m package.train"),
         (f"python {RUN} -m train", f"python {RUN} --nproc-per-node 1 -m train"),
     ],

@@ -1,6 +1,7 @@
 """How the reader's command is started: with several processes, the observer, and without GPUs."""
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -21,6 +22,7 @@ OFFLINE = {  # experiment trackers do not send the results of an audit
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "ZE_AFFINITY_MASK": "-1"}
 MODULE = {"-m", "--module"}
 FLAGS = {"torchrun": "--nproc-per-node", "accelerate": "--num_processes"}
+PROCESSES = re.compile(r"--(nproc[-_]per[-_]node|num[-_]processes)(=.*)?")
 
 
 def command_for(words: list[str], processes: int | None) -> list[str]:
@@ -58,7 +60,6 @@ def single_command(command: list[str], processes: int | None, name: str) -> list
     if is_python(command[0]) and is_launcher(command):
         is_accelerate = "accelerate.commands.launch" in command
         flag, begin = FLAGS["accelerate" if is_accelerate else "torchrun"], 3
-    # Before the script, or the module: the last one of equal flags counts
     ends = [n for n, word in enumerate(command) if word.endswith(".py") or word in MODULE]
     place = next((n for n in ends if n >= begin), None)
     if flag is None or place is None:
@@ -66,7 +67,19 @@ def single_command(command: list[str], processes: int | None, name: str) -> list
             f"{name} must choose the number of processes: name a script, or a command that starts "
             f"one with torchrun or accelerate launch, got {shlex.join(command)}"
         )
-    return [*command[:place], flag, "1", *command[place:]]
+    return [*without_processes(command[:place]), flag, "1", *command[place:]]
+
+
+def without_processes(words: list[str]) -> list[str]:
+    """Return the words of a launcher without the flag for the number of processes."""
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        flag = PROCESSES.fullmatch(word)
+        if not flag and not is_value:
+            kept.append(word)
+        is_value = flag is not None and flag[2] is None
+    return kept
 
 
 def is_python(word: str) -> bool:
