@@ -25,6 +25,7 @@ WORDS_PER_MINUTE, LINES_PER_MINUTE = 100, 10  # reading prose slowly, and code o
 WHERE = "torchrun --standalone --nproc-per-node 2 tutorials/50_where.py"
 FINDERS = ("diff", "accel-demo audit", WHERE)  # they exit with 1 if they find something
 NOT_RUN = ("python3 -m venv", "source ", "python -m pip", "CUDA_VISIBLE_DEVICES=0,4")
+THEIRS = re.compile(r"(?<!/)\btrain\.py\b")  # without a folder: the reader's own script
 
 COURSE = yaml.safe_load((TUTORIALS / "course.yaml").read_text())
 QUESTIONS = yaml.safe_load((TUTORIALS / "questions.yaml").read_text())
@@ -59,10 +60,11 @@ def minutes(name: str) -> int:
 
 
 def commands_of(text: str) -> list[str]:
-    """Return the commands that a page tells the reader to run."""
+    """Return the commands that a page runs, without those for the reader's own script."""
     blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [line for line in lines if line and not line.startswith(NOT_RUN)]
+    ours = [line for line in lines if line and not THEIRS.search(line)]
+    return [line for line in ours if not line.startswith(NOT_RUN)]
 
 
 def measure(numbers: list[str]) -> None:
