@@ -2,13 +2,14 @@
 
 python tutorials/40_record.py              # everything; takes minutes, and needs an idle machine
 python tutorials/40_record.py scaling      # or alpha_beta (page 20), dp_or_ddp (25), timeline,
-                                           # profile, buckets (40), speedup, slower (41), fits
-                                           # (42); as root on Linux: two_machines, two_worlds,
-                                           # rates (44), lost_machine (45)
+                                           # profile, buckets (40), speedup, slower, spin (41),
+                                           # fits (42); as root on Linux: two_machines,
+                                           # two_worlds, rates (44), lost_machine (45)
 python tutorials/40_record.py --quick      # a preview only: the tests need the full results
 
-If other programs use the processor, it stops, and does not change the transcript. The two timelines
-are measured in turn, several times each, and of each, the run with the median step time is kept.
+If other programs use the processor, it stops, and does not change the transcript. If a page
+compares two timelines, they are measured in turn, several times each, and of each, the run with the
+median step time is kept.
 """
 
 import json
@@ -51,11 +52,13 @@ RECORDS = {
     "scaling": ["accel-demo scaling --repeats 25 --plot tutorials/41_scaling.svg"],
     "speedup": ["accel-demo scaling -- torchrun --nproc-per-node 2 tutorials/42_train.py"],
     "slower": ["python tutorials/41_slower.py"],
+    "spin": ["python tutorials/41_spin.py"],
     "two_machines": ["accel-demo nodes -- torchrun tutorials/44_two_machines.py"],
     "two_worlds": ["accel-demo nodes --processes-per-node 1 -- python tutorials/44_two_worlds.py"],
     "rates": ["python tutorials/44_rates.py"],
     "lost_machine": ["python tutorials/45_lost_machine.py --plot tutorials/45_lost_machine.svg"],
 }
+IN_TURN = {name: [RECORDS[name][0], RECORDS[name][-1]] for name in ("timeline", "profile")}
 
 
 def run(command: str, folder: Path = REPOSITORY) -> str:
@@ -88,11 +91,11 @@ def wait_until_idle() -> None:
     raise UserError(f"not recorded: other programs use {load.others + load.stolen:.1f} cores")
 
 
-def run_in_turn(commands: list[str]) -> dict[str, str]:
+def run_in_turn(name: str, commands: list[str]) -> dict[str, str]:
     """Run `accel-demo timeline` commands several times, in a random order in each round.
 
     Returns what each printed in the run with the median step time, and writes the step times of
-    all runs to transcripts/timeline_runs.txt.
+    all runs to transcripts/{name}_runs.txt.
     """
     outputs = {command: {} for command in commands}  # {command: {step time: (output, folder)}}
     with tempfile.TemporaryDirectory() as temporary:
@@ -100,28 +103,32 @@ def run_in_turn(commands: list[str]) -> dict[str, str]:
             for command in random.sample(commands, len(commands)):
                 folder = Path(temporary, f"{number}-{commands.index(command)}")
                 Path(folder, "tutorials").mkdir(parents=True)
-                output = run(f"{command} --json result.json", folder)
+                shutil.copy(REPOSITORY / "tutorials/40_train.py", folder / "tutorials")
+                timeline = "accel-demo timeline"
+                output = run(command.replace(timeline, f"{timeline} --json result.json"), folder)
                 ranks = json.loads(Path(folder, "result.json").read_text())["ranks"]
                 steps = [each["end_ms"] - each["start_ms"] for each in ranks[0]["steps"]]
                 step = statistics.median(steps)
-                outputs[command][step] = output, folder
+                outputs[command][step] = output.replace(", result.json", ""), folder
         rows, kept = [], {}
         for command, runs in outputs.items():
             middle = statistics.median_low(runs)
             kept[command], folder = runs[middle]
-            for picture in Path(folder, "tutorials").iterdir():
+            for picture in Path(folder, "tutorials").glob("*.svg"):
                 shutil.copy(picture, REPOSITORY / "tutorials")
             times = ", ".join(f"{step:.0f}" for step in sorted(runs))
-            rows.append([f"`{command.split(' --plot')[0]}`", times, f"{middle:.1f}"])
+            command = command.split(" --plot")[0].split("tutorials/")[-1]
+            rows.append([f"`{command}`", times, f"{middle:.1f}"])
     head = ["command", f"ms per step in {RUNS} runs", "median"]
-    write("timeline_runs", table(head, rows) + "\n")
+    write(f"{name}_runs", table(head, rows) + "\n")
     return kept
 
 
 def record(name: str, option: str = "") -> None:
     """Run one transcript's commands, and write the commands and their output to transcripts/."""
     commands = [command + option for command in RECORDS[name]]
-    outputs = run_in_turn(commands) if name == "timeline" else {}
+    in_turn = [each + option for each in IN_TURN.get(name, [])]
+    outputs = run_in_turn(name, in_turn) if in_turn else {}
     parts = [f"$ {each}\n{outputs[each] if each in outputs else run(each)}\n" for each in commands]
     write(name, "\n".join(parts))
 

@@ -25,8 +25,9 @@ from tqdm import tqdm
 
 from accel_demo.anatomy.devices import usable_cores
 from accel_demo.errors import one_line_errors
+from accel_demo.lab import load
 from accel_demo.lab.measurements import median_interval
-from accel_demo.lab.output import write_json
+from accel_demo.lab.output import warn, write_json
 from accel_demo.options import Parser
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import results_by_rank
@@ -56,6 +57,7 @@ class ReasonsResult:
 
 
 def main(options) -> None:
+    load.begin()
     repeats, steps = (QUICK_REPEATS, QUICK_STEPS) if options.quick else (REPEATS, STEPS)
     threads = max(1, usable_cores() // PROCESSES)
     # Suppress torch's C++ warning that find_unused_parameters found no unused parameters.
@@ -66,10 +68,11 @@ def main(options) -> None:
         f"{result.processes} connected processes on {result.device} ({result.backend}), "
         f"{counted(threads, 'thread')} each, {BATCH} images per process and per step; "
         f"ms per step, medians of {counted(repeats, 'interleaved repeat')} "
-        f"(× 90 % interval for the ratio)\n"
+        f"(in brackets: the 90 % interval of the speed-up, or of the ratio)\n"
     )
     head = ["reason", "what helps", "ms per step, before → after"]
     print(table(head, reason_rows(result)))
+    warn("slower")
     if options.json:
         write_json(options.json, "slower", result)
 
@@ -224,22 +227,28 @@ def reason_rows(result: ReasonsResult) -> list[tuple[str, ...]]:
     first, *_, later = result.first_steps_ms
     start = result.seconds_to_first_step
 
-    def speedup(alone: str, name: str) -> str:
-        return f"{result.processes * ms[alone] / ms[name]:.2f}"
+    def ratios(above: str, below: str) -> list[float]:
+        pairs = zip(result.ms_per_step[above], result.ms_per_step[below], strict=True)
+        return [numerator / denominator for numerator, denominator in pairs]
+
+    def interval(values: list[float], sign: str = "") -> str:
+        ends = median_interval(values)
+        return f" ({sign}{ends[0]:.2f} – {ends[1]:.2f})" if ends else ""
+
+    def speedup(alone: str, name: str, images: int) -> str:
+        values = [result.processes * ratio for ratio in ratios(alone, name)]
+        return f"{statistics.median(values):.2f}{interval(values)} with {images} images"
 
     def change(before: str, after: str) -> str:
-        pairs = zip(result.ms_per_step[before], result.ms_per_step[after], strict=True)
-        ratios = median_interval([new / old for old, new in pairs])
-        interval = f" (× {ratios[0]:.2f} – {ratios[1]:.2f})" if ratios else ""
-        return f"{ms[before]:.1f} → {ms[after]:.1f}{interval}"
+        return f"{ms[before]:.1f} → {ms[after]:.1f}{interval(ratios(after, before), '× ')}"
 
     by_rank = [f"{value:.0f}" for value in result.straggler_ms_by_rank]
     rows = [
         (
             "more to send than to compute",
             "a larger batch per process",
-            f"speed-up {speedup('one process, small batch', 'small batch')} with {SMALL} images, "
-            f"{speedup('one process, large batch', 'large batch')} with {LARGE}",
+            f"speed-up {speedup('one process, small batch', 'small batch', SMALL)}, "
+            f"{speedup('one process, large batch', 'large batch', LARGE)}",
         ),
         (
             "all-reduce in every micro-batch",

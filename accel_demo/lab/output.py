@@ -15,7 +15,7 @@ SCHEMA = 3  # version of the JSON format
 
 
 # Commands whose results depend on the speed of the machine, or on its memory
-MEASURE_TIME = {"timeline", "scaling", "memory", "bench"}
+MEASURE_TIME = {"timeline", "scaling", "memory", "bench", "slower"}
 
 
 @dataclass(frozen=True)

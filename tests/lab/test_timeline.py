@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -18,7 +19,7 @@ from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.guess import comparison
 from accel_demo.lab.timeline import command, merge, recording, spans, straggler, tables
-from accel_demo.lab.timeline.phases import PHASES, RankTrace, rank_timelines
+from accel_demo.lab.timeline.phases import PHASES, RankTrace, rank_timelines, typical_steps
 from accel_demo.lab.timeline.recording import ProfileSettings
 from accel_demo.lab.timeline.result import RankProfile, TimelineResult
 from accel_demo.models import make_model
@@ -97,6 +98,13 @@ def numbers_of(profiles, traces):
     ranks, slow_rank = rank_timelines(profiles, traces)
     assert all(sum(rank.slower_ms.values()) >= 0 for rank in ranks)
     return {"ranks": [asdict(rank) for rank in ranks], "straggler": slow_rank}
+
+
+def test_the_steps_shown_are_consecutive_and_as_long_as_the_median_step():
+    times = [90, 50, 51, 50, 70, 50, 52, 20]
+    trace = SimpleNamespace(steps={10 + n: {"dur": time} for n, time in enumerate(times)})
+    assert typical_steps([trace, trace], 3) == [11, 12, 13]
+    assert typical_steps([trace], 8) == typical_steps([trace], 9) == list(range(10, 18))
 
 
 def shown_steps_of(numbers):

@@ -39,7 +39,9 @@ def a_timeline(ranks=2, steps=3, late_ms=0.0, sweep=False, name="allreduce", mod
         straggler=ranks - 1 if late_ms else None,
         findings=[MeasuredFinding("computes longer", 1, text)] if late_ms else [],
         sweep=[
-            BucketTrial(size, buckets, 12.0 + buckets, 12.0 - hidden, hidden / 24, 50 - hidden, [])
+            BucketTrial(
+                size, buckets, 12.0 + buckets, 12.0 - hidden, hidden / 24, 20.0, 50 - hidden, []
+            )
             for size, buckets, hidden in ((0.5, 5, 10.0), (25.0, 1, 0.5), (0.05, 12, 2.0))
             if sweep
         ],

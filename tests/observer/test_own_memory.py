@@ -12,6 +12,7 @@ from accel_demo.lab.memory.own import (
     KINDS,
     LEAST_GROWTH,
     RankMemory,
+    as_text,
     bytes_per_parameter,
     findings_of,
     growth_of,
@@ -111,6 +112,17 @@ def test_a_frozen_model_has_no_gradients_and_a_teacher_is_counted_apart(tmp_path
     assert rank.kinds["gradients"] == rank.kinds["buckets"] == 4 * (2048 * 512 + 512)
 
 
+def test_gradients_that_are_views_of_the_buckets_are_counted_once(tmp_path):
+    script = SCRIPT.replace("512)))", "512)), gradient_as_bucket_view=True)")
+    result = result_of(observe(script, tmp_path, ACCEL_DEMO_MEMORY="5"), ["train.py"], 2)
+    [rank, _], [ddp, *_] = result.ranks, result.strategies
+    assert result.processes == 2
+    for kinds in (rank.kinds, ddp.kinds):
+        assert kinds["gradients"] == 0 and kinds["buckets"] == PARAMETERS
+    assert ddp.peak == pytest.approx(rank.peak, rel=0.001)
+    assert "The gradients are views of the buckets" in as_text(result)
+
+
 STATE = {
     "all_parameters": 100, "all_gradients": 100, "gradients": 100, "trained": 100,
     "is_sharded": False, "view_of_buckets": False, "blocks": [[0, 60, 40, 0]],
@@ -145,6 +157,13 @@ def test_fsdp_gathers_no_more_than_the_blocks_of_a_model_and_one_gradient():
     assert gathered(10, 0, 60, 40, 0) == 60 + 40 + 10, "nearly all parameters are frozen"
     assert gathered(100, 50, 25, 25, 0) == 50 + 25 + 25 + 25, "an embedding stays gathered"
     assert gathered(60, 0, 10, 10, 10) == 40 - 20 // 2, "without the shards of two gradients"
+
+
+def test_zero_2_and_fsdp_divide_gradients_that_ddp_keeps_in_its_buckets():
+    found = predicted({"whole_states": [], "view_of_buckets": True})
+    gradients = {strategy: (each["gradients"], each["buckets"]) for strategy, each in found.items()}
+    assert gradients["DDP"] == gradients["ZeRO-1"] == (0, 100)
+    assert gradients["ZeRO-2"] == gradients["ZeRO-3, FSDP2"] == (50, 0)
 
 
 def test_kept_graphs_are_named_only_if_the_graph_grows():

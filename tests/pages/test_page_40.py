@@ -41,8 +41,6 @@ def test_each_transcript_matches_its_commands_and_is_on_the_page(name):
     for command, output in recorded.items():
         if name == "buckets":  # the page shows only the last table
             output = output[output.index("| bucket MiB") :]
-        if "--workers" in command:  # and only the first table
-            output = output[: output.index("late: ")]
         assert output.split("\nwrote runs")[0].strip() in page
         assert ("2 connected processes" in output) == (
             command.startswith("accel-demo") and name != "buckets"
@@ -61,9 +59,9 @@ def rank_rows(output: str) -> list[dict[str, float]]:
 
 def test_both_timelines_were_measured_in_turn_and_the_median_runs_are_shown():
     """The page shows the table of all runs. Its medians are those of the runs it shows."""
-    table = (TUTORIALS / "transcripts/timeline_runs.txt").read_text().strip()
-    assert table in PAGE.read_text()
-    rows = rows_below(PAGE, "command")
+    runs = TUTORIALS / "transcripts/timeline_runs.txt"
+    assert runs.read_text().strip() in PAGE.read_text()
+    rows = rows_below(runs, "command")
     assert [f"{row[0].strip('`')} --plot" for row in rows] == [
         command.rsplit(" ", 1)[0] for command in transcript("timeline")
     ]
@@ -74,8 +72,7 @@ def test_both_timelines_were_measured_in_turn_and_the_median_runs_are_shown():
     text = words_of(PAGE.read_text())
     longer = float(rows[1][2]) - float(rows[0][2])
     assert f"The median step is {longer:.0f} ms longer with the straggler" in text
-    assert f"({max(without):.0f} ms against {min(with_straggler):.0f} ms)" in text
-    assert max(without) > min(with_straggler)
+    assert max(without) < min(with_straggler)
     for row, output in zip(rows, transcript("timeline").values(), strict=True):
         # One is the median over steps of rank 0's trace, the other of the time on its clock.
         assert rank_rows(output)[0]["step"] == pytest.approx(float(row[2]), rel=0.03)
@@ -99,8 +96,14 @@ def test_the_recorded_profile_names_the_rank_that_waits_for_data_until_it_is_rep
     )
     assert first[1] == 0.0 and first[2] > second[2] and f"last, {second[1]} ms after" in text
     assert f"with {second[0]} ms per step" in text and second[0] > first[0]
-    before, after = (rank_rows(output)[0]["step"] for output in (train, repaired))
-    assert f"The step takes {after} ms instead of {before} ms." in text and after < before
+    runs = TUTORIALS / "transcripts/profile_runs.txt"
+    assert runs.read_text().strip() in PAGE.read_text()
+    (_, before, slow), (_, after, fast) = rows_below(runs, "command")
+    assert f"The median step takes {fast} ms instead of {slow} ms." in text
+    before, after = ([float(ms) for ms in times.split(", ")] for times in (before, after))
+    assert len(before) == len(after) == RECORD.RUNS and max(after) < min(before)
+    for times, output in ((before, train), (after, repaired)):
+        assert rank_rows(output)[0]["step"] == pytest.approx(sorted(times)[2], rel=0.03)
 
 
 def test_the_text_follows_from_the_recorded_numbers():
@@ -109,24 +112,18 @@ def test_the_text_follows_from_the_recorded_numbers():
     first, straggler = map(rank_rows, recorded)
     waits = [(row["rank wait"], row["message wait"]) for row in straggler]
     assert f'"rank wait" is {waits[0][0]} ms and rank 1\'s is {waits[1][0]} ms' in text
-    assert f"is exposed: {waits[0][0]} ms for rank 1, and {waits[0][1]} ms for mes" in text
-    assert f"By {sum(waits[1]):.1f} ms, the sum of its two waits" in text
+    assert f"It waits {waits[0][0]} ms for rank 1, and {waits[0][1]} ms for messages." in text
+    assert f"By at least {sum(waits[1]):.1f} ms, the sum of its two waits" in text
     forward = [row["forward"] for row in straggler]
     assert f"takes {forward[0]} ms on rank 0 and {forward[1]} ms on rank 1" in text
-    longer = re.search(r"rank 1 is slow: it computes (\S+) ms longer", recorded[1])
-    shorter = straggler[0]["backward"] - straggler[1]["backward"]
-    assert longer and f"Rank 1 computes {longer[1]} ms longer, not 100 ms, because its" in text
-    assert f"because its backward pass is {shorter:.1f} ms shorter than rank 0's" in text
-    late = [row["late"] for row in first]
-    assert f"the ranks are late by {late[0]} ms and {late[1]} ms in the median step" in text
-    assert f"save at most {first[0]['message wait']} ms of waiting for messages" in text
+    assert "forward is three times as long on rank 1" in text and forward[1] > 3 * forward[0]
+    assert f"halves at most the {first[0]['message wait']} ms of waiting for messages" in text
     pattern = r"rank (\d): the all-reduce takes (\S+) ms, (\d+)% of it hidden under backward"
-    (all_reduce, hidden), _ = (found[1:] for found in re.findall(pattern, recorded[0]))
+    (all_reduce, _), _ = (found[1:] for found in re.findall(pattern, recorded[0]))
     assert f"the all-reduce takes {all_reduce} ms on rank 0" in text
     assert f"make the step {float(all_reduce) / 2:.0f} ms shorter" in text
-    assert f"No. {hidden}% of that time is already hidden" in text
     (on_0, hidden_0), (on_1, hidden_1) = (found[1:] for found in re.findall(pattern, recorded[1]))
-    assert f"rank 0 has all-reduces running for {on_0} ms per step. {hidden_0}% of" in text
+    assert f"rank 0 has all-reduces running for {on_0} ms per step, {hidden_0}% of" in text
     assert f"rank 1's all-reduce takes {on_1} ms, {hidden_1}% of it hidden" in text
 
 
@@ -136,19 +133,28 @@ def test_the_text_on_bucket_sizes_follows_from_the_sweep():
     assert [row[0] for row in several] == ["0.5", "2", "8", "25"] and one[0] == "100"
     assert f"the whole all-reduce is exposed ({one[3]} ms)." in text
     assert f"the exposed part is at most {max(float(row[3]) for row in several)} ms, but" in text
-    in_all = sorted(round(float(row[2])) for row in several)
-    assert f"take {in_all[0]} to {in_all[-1]} ms instead of {float(one[2]):.0f} ms" in text
-    intervals = [[float(bound) for bound in row[6].split(" – ")] for row in (*several, one)]
+    backward = sorted(round(float(row[5])) for row in several)
+    before = round(float(one[5]))
+    assert f"Backward takes {backward[0]} to {backward[-1]} ms instead of {before} ms" in text
+    assert backward[0] > before
+    intervals = [[float(bound) for bound in row[7].split(" – ")] for row in (*several, one)]
     assert max(low for low, _ in intervals) < min(high for _, high in intervals), "all overlap"
 
 
 def test_the_table_quotes_every_sentence_of_the_command():
-    """Each quotation consists of parts of the sentences in findings.py, with numbers in between."""
-    source = (REPOSITORY / "accel_demo/lab/timeline/findings.py").read_text()
+    """Each quotation consists of parts of the sentences in the source, with numbers in between.
+
+    Two rows are not about a finding: a rank that is late for no single reason, and "other".
+    """
+    folder = REPOSITORY / "accel_demo/lab/timeline"
+    source = (folder / "findings.py").read_text()
     kinds = set(re.findall(r'Finding\("([^"]*)"', source))
     kinds |= set(re.findall(r'kind, (?:text|where) = "([^"]*)"', source))
     rows = rows_below(PAGE, "what the command says")
-    assert len(rows) == len(kinds) + 1 == 8  # one rank or all of them may wait for data
+    [nothing] = [row for row in rows if row[0].startswith("nothing")]
+    rows.remove(nothing)
+    assert len(rows) == len(kinds) + 2 == 9  # one rank or all of them may wait for data
+    source += (folder / "tables.py").read_text().replace("{latest.rank}", "…")
     joined = re.sub(r'"\n\s+text \+= f?"', "", source)
     for quoted, *_ in rows:
         text = quoted.strip("`").replace("train.py:40: …", "…").replace("calls item", "calls …")

@@ -28,6 +28,7 @@ KINDS = ["parameters", "gradients", "optimizer state", "buckets", "other models"
 KINDS += [GATHERED, "activations"]
 MEASURED = [kind for kind in KINDS if kind != GATHERED]
 LASTING = ["parameters", "optimizer state", "buckets", "other models"]
+VIEWS = "The gradients are views of the buckets, so they have no bytes of their own."
 LEFT_OUT = (
     "The formulas do not contain what is the same everywhere: Python, the libraries, the data, and "
     "tensors that no module or optimizer holds; on GPUs, also CUDA's context, the allocator's "
@@ -126,12 +127,11 @@ def result_of(evidence: Evidence, command: list[str], devices: int | None) -> Ow
 
 def memory_of(rank: Rank, state: dict) -> RankMemory:
     steps = rank.of("memory")
-    buckets = 0 if state["view_of_buckets"] else sum(map(sum, state["bucket_bytes"]))
     kinds = {
         "parameters": state["parameters"],
-        "gradients": state["gradients"],
+        "gradients": gradients_beside_buckets(state, "gradients"),
         "optimizer state": state["optimizer_state"],
-        "buckets": buckets,
+        "buckets": sum(map(sum, state["bucket_bytes"])),
         "other models": state["other_models"],
         GATHERED: 0,
         "activations": round(median(step["activations"] for step in steps)),
@@ -144,6 +144,11 @@ def memory_of(rank: Rank, state: dict) -> RankMemory:
         steps=len(steps),
         keeps_graph=growth_of([step["graph"] for step in steps], least=1) > 0,
     )
+
+
+def gradients_beside_buckets(state: dict, kind: str) -> int:
+    """Return the bytes of gradients, or 0 if they are views of DDP's buckets."""
+    return 0 if state["view_of_buckets"] else state[kind]
 
 
 def growth_of(base: list[int], least: int = LEAST_GROWTH) -> int:
@@ -165,9 +170,9 @@ def predict(
     Source: sections 3 and 5 of https://arxiv.org/abs/1910.02054 (ZeRO)
     """
     state = states[0]  # of `rank`
-    whole, gradients = state["all_parameters"], state["all_gradients"]
+    whole, buckets = state["all_parameters"], state["all_gradients"]
+    gradients = gradients_beside_buckets(state, "all_gradients")  # of DDP and ZeRO-1
     optimizer, gathered = whole_optimizer_state(states), gathered_bytes(state, devices)
-    buckets = 0 if state["view_of_buckets"] else gradients
     models, activations = memory.kinds["other models"], memory.kinds["activations"]
     accumulates = max(step["backwards"] for step in rank.of("memory")) > 1
 
@@ -177,8 +182,8 @@ def predict(
         return both if accumulates else max(gradients, activations)
 
     gathered_here = gathered_bytes(state, state["processes"]) if state["is_sharded"] else 0
-    other = max(0, memory.in_step - in_step(state["gradients"]) - gathered_here)
-    shard = -(-gradients // devices), -(-optimizer // devices)
+    other = max(0, memory.in_step - in_step(memory.kinds["gradients"]) - gathered_here)
+    shard = -(-buckets // devices), -(-optimizer // devices)
     sizes = {
         "DDP": (whole, gradients, optimizer, buckets, models, 0),
         "ZeRO-1": (whole, gradients, shard[1], buckets, models, 0),
@@ -261,12 +266,15 @@ def as_text(result: OwnMemoryResult) -> str:
         table(["rank", *MEASURED, "most in a step"], measured),
         '"most in a step" is needed in addition to parameters, optimizer state, buckets and other '
         "models.",
+        VIEWS
+        if result.ranks[0].kinds["buckets"] and not result.ranks[0].kinds["gradients"]
+        else "",
         f"MiB on each of {result.devices} devices, by formula (--devices N for another number):",
         table(["strategy", *KINDS, "peak"], formula),
         textwrap.fill(LEFT_OUT, 100),
         *[f"**{textwrap.fill(finding.text, 96)}**" for finding in result.findings],
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def _cells(kinds: dict[str, int], shown: list[str]) -> list[str]:

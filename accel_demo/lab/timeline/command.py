@@ -299,6 +299,7 @@ def bucket_trial(bucket_mb: float, buckets: int, runs: list[list[RankTimeline]])
         all_reduce_ms=median(fmean(rank.all_reduce_ms for rank in ranks) for ranks in runs),
         exposed_ms=median(fmean(rank.exposed_ms for rank in ranks) for ranks in runs),
         hidden_share=median(fmean(rank.hidden_share for rank in ranks) for ranks in runs),
+        backward_ms=median(fmean(rank.phases_ms["backward"] for rank in ranks) for ranks in runs),
         step_ms=median(steps),
         step_interval=median_interval(steps),
     )

@@ -30,7 +30,7 @@ def rank_timelines(
 ) -> tuple[list[RankTimeline], int | None]:
     """Return the timeline of each rank, and the number of the slow rank (None if no rank is slow).
 
-    `traces` comes from `merge.load`. The lanes contain only the last `shown_steps` steps, or all
+    `traces` comes from `merge.load`. The lanes contain only `shown_steps` typical steps, or all
     steps if `shown_steps` is 0.
     """
     rank_traces = [
@@ -44,7 +44,7 @@ def rank_timelines(
     divide_waits(rank_traces)
     late_ms = lateness(rank_traces)
     straggler, slower_ms = slow_rank([operator_times(trace) for trace in rank_traces])
-    shown = sorted(common)[-shown_steps:]  # [-0:] keeps all steps
+    shown = typical_steps(rank_traces, shown_steps or len(common))
     start = min(trace.steps[shown[0]]["ts"] for trace in rank_traces)
     timelines = []
     for rank, (profile, trace) in enumerate(zip(profiles, rank_traces, strict=True)):
@@ -65,6 +65,22 @@ def rank_timelines(
         )
         timelines.append(timeline)
     return timelines, straggler
+
+
+def typical_steps(traces: list["RankTrace"], count: int) -> list[int]:
+    """Return the `count` consecutive steps whose times are closest to the median, on all ranks."""
+    numbers = list(traces[0].steps)
+    usual = [median(step["dur"] for step in trace.steps.values()) for trace in traces]
+
+    def distance(first: int) -> float:
+        return sum(
+            abs(trace.steps[number]["dur"] - duration)
+            for trace, duration in zip(traces, usual, strict=True)
+            for number in numbers[first : first + count]
+        )
+
+    first = min(range(max(1, len(numbers) - count + 1)), key=distance)
+    return numbers[first : first + count]
 
 
 class RankTrace:

@@ -83,6 +83,7 @@ class BucketTrial:
     all_reduce_ms: float
     exposed_ms: float
     hidden_share: float
+    backward_ms: float
     step_ms: float
     step_interval: list[float]
 

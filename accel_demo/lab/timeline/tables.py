@@ -81,10 +81,11 @@ def sweep_table(result: TimelineResult) -> tuple[list[str], list[list]]:
             round(trial.all_reduce_ms, 1),
             round(trial.exposed_ms, 1),
             round(100 * trial.hidden_share),
+            round(trial.backward_ms, 1),
             round(trial.step_ms, 1),
             interval_text(trial.step_interval, digits=1),
         ]
         for trial in result.sweep
     ]
-    head = ["bucket MiB", "buckets", "all-reduce ms", "exposed ms", "hidden %", "step ms"]
-    return [*head, "90 % interval"], rows
+    head = ["bucket MiB", "buckets", "all-reduce ms", "exposed ms", "hidden %", "backward ms"]
+    return [*head, "step ms", "90 % interval"], rows
