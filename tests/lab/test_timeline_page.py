@@ -166,7 +166,7 @@ def test_without_a_script_the_page_has_the_tables_and_names_the_slow_rank(tmp_pa
     assert "rank 1: the all-reduce takes 12.1 ms, 74% of it hidden under backward" in page
     assert (sweep_head[0], sweep_head[3]) == ("bucket MiB", "exposed ms")
     assert [row[0] for row in (first, second, last)] == ["0.5", "25", "0.05"], "in the given order"
-    assert last == ["0.05", "12", "24.0", "10.0", "8", "48.0", "needs 5 repeats"]
+    assert last == ["0.05", "12", "24.0", "10.0", "8", "20.0", "48.0", "needs 5 repeats"]
     write_timeline_page(a_timeline(steps=STEPS_NEEDED), file)
     page = file.read_text()
     assert "no rank is slower than the others in each step" in page
