@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -126,9 +127,11 @@ def test_an_evaluation_is_not_a_part_of_a_step(read_steps):
 
 def test_the_lanes_contain_only_the_steps_to_show(read_steps):
     result, *_ = read_steps
-    for rank in result.ranks:
-        last = [step.number for step in rank.steps][-Options.steps :]
-        assert sorted({bar.step for bar in rank.lanes["activity"]}) == last
+    numbers = [step.number for step in result.ranks[0].steps]
+    shown, *others = [sorted({bar.step for bar in r.lanes["activity"]}) for r in result.ranks]
+    first = numbers.index(shown[0])
+    assert shown == numbers[first : first + Options.steps] and len(shown) == Options.steps
+    assert others == [shown], "the same steps on both ranks"
 
 
 @pytest.fixture(scope="module")
@@ -383,3 +386,14 @@ def test_a_trace_of_the_same_steps_is_used_if_a_rank_has_only_its_own():
     ]
     assert own_traces_of(ranks) == [written[1], None]
     assert own_traces_of(ranks[:1]) == [written[2]]
+
+
+def test_a_slow_rank_whose_other_phases_are_shorter_is_late_by_what_it_was_found_by():
+    profile = RankProfile("", 2, "gloo", "cpu", [[4000]], 0, dict.fromkeys(range(1, 33), 100.0))
+    ranks, _ = rank_timelines([profile] * 2, [steps_of(a_step(), 32)] * 2)
+    shorter = ranks[1].phases_ms | {"backward": 0.0}
+    ranks[1] = replace(ranks[1], phases_ms=shorter, slower_ms={"backward": 1.0, "other": 9.0})
+    [finding] = findings_of([profile] * 2, ranks, 1)
+    assert (
+        "it computes 10 ms longer than the others in each step, most of it outside" in finding.text
+    )

@@ -27,7 +27,10 @@ def findings_of(
 
 
 def _slow(slow: int, ranks: list[RankTimeline]) -> MeasuredFinding:
-    """Say how much longer the slow rank computes or waits for data, as the medians show it."""
+    """Say how much longer the slow rank computes or waits for data, as the medians show it.
+
+    It is never less than the delay by which the rank was found: other phases may be shorter there.
+    """
     reliable = ranks[slow].slower_ms
     extra = {
         phase: ms - median(rank.phases_ms[phase] for rank in ranks if rank.rank != slow)
@@ -38,9 +41,10 @@ def _slow(slow: int, ranks: list[RankTimeline]) -> MeasuredFinding:
         kind, where = "waits for data", ""
         text = f"waits {_ms(extra['data wait'])} longer for its data"
     else:
-        computing = {phase: extra[phase] for phase in reliable if phase != "data wait"}
+        computing = {phase: ms for phase, ms in reliable.items() if phase != "data wait"}
         most = max(computing, key=computing.__getitem__)
-        kind, text = "computes longer", f"computes {_ms(sum(computing.values()))} longer"
+        longer = max(sum(max(0.0, extra[p]) for p in computing), sum(computing.values()))
+        kind, text = "computes longer", f"computes {_ms(longer)} longer"
         where = "outside forward, backward and the optimizer" if most == "other" else f"in {most}"
         where = f", most of it {where}"
     text = f"rank {slow} is slow: it {text} than the others in each step"
