@@ -2,8 +2,8 @@
 
 python tutorials/50_hangs.py
 
-The processes of all scripts wait at the same time. Each script sets a time limit of 5 seconds, so
-each rank fails where it waits.
+Each script sets a time limit of 5 seconds, so each rank fails where it waits. Two scripts wait at
+the same time: with all of them, starting would take so long that some limits would end too early.
 """
 
 import multiprocessing
@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 import tempfile
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch  # noqa: F401 (imported once, before the processes are forked)
@@ -22,6 +23,7 @@ from accel_demo.processes.launch import free_port
 TUTORIALS = Path(__file__).parent
 NEVER = 600  # seconds
 PROCESSES = 2
+AT_ONCE = 2  # scripts
 
 
 def run_rank(script: Path, rank: int, port: int, output: Path) -> None:
@@ -43,19 +45,25 @@ def place_in(output: Path, rank: int) -> str:
     return lines[0].removeprefix(start) if lines else "has ended"
 
 
+def start(name: str, folder: Path) -> list[BaseProcess]:
+    """Start all ranks of a script."""
+    script, port = TUTORIALS / f"pitfalls/{name}_broken.py", free_port()
+    fork, started = multiprocessing.get_context("fork"), []
+    for rank in range(PROCESSES):
+        arguments = script, rank, port, folder / f"{name}-{rank}"
+        started.append(fork.Process(target=run_rank, args=arguments))
+        started[-1].start()
+    return started
+
+
 def main() -> None:
     hangs = [each for each in pitfalls() if each["symptom"] == "hangs" and "start" not in each]
-    fork, started = multiprocessing.get_context("fork"), []
     with tempfile.TemporaryDirectory() as folder:
-        for pitfall in hangs:
-            script, port = TUTORIALS / f"pitfalls/{pitfall['name']}_broken.py", free_port()
-            outputs = [Path(folder, f"{pitfall['name']}-{rank}") for rank in range(PROCESSES)]
-            for rank, output in enumerate(outputs):
-                process = fork.Process(target=run_rank, args=(script, rank, port, output))
-                process.start()
-                started.append(process)
-        for process in started:
-            process.join()
+        for first in range(0, len(hangs), AT_ONCE):
+            names = [pitfall["name"] for pitfall in hangs[first : first + AT_ONCE]]
+            started = [process for name in names for process in start(name, Path(folder))]
+            for process in started:
+                process.join()
         rows = [
             [
                 f"[{pitfall['title']}](pitfalls/{pitfall['name']}_broken.py)",
