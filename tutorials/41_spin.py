@@ -22,12 +22,12 @@ from accel_demo.processes.environment import is_launched
 from accel_demo.processes.launch import run_to_end
 from accel_demo.show import table
 
-PER_CORE = str(max(2, os.cpu_count() or 1))
+THREADS = str(max(2, os.cpu_count() or 1))
 SETTINGS = {
     "`OMP_NUM_THREADS=1`": {"OMP_NUM_THREADS": "1"},
-    f"`OMP_NUM_THREADS={PER_CORE}`": {"OMP_NUM_THREADS": PER_CORE},
-    f"`OMP_NUM_THREADS={PER_CORE} OMP_WAIT_POLICY=passive`": {
-        "OMP_NUM_THREADS": PER_CORE,
+    f"`OMP_NUM_THREADS={THREADS}`": {"OMP_NUM_THREADS": THREADS},
+    f"`OMP_NUM_THREADS={THREADS} OMP_WAIT_POLICY=passive`": {
+        "OMP_NUM_THREADS": THREADS,
         "OMP_WAIT_POLICY": "passive",
     },
 }
@@ -46,10 +46,12 @@ def main() -> None:
                 if result.returncode != 0:
                     raise UserError(f"`{LAUNCH}` returned {result.returncode}: {result.stderr}")
                 processes, milliseconds = result.stdout.split()
+                if processes != "2":
+                    raise UserError(f"`{LAUNCH}` connected {processes} processes instead of 2")
                 ms[name].append(float(milliseconds))
                 progress.update()
     print(
-        f"{processes} connected processes on {os.cpu_count()} cores, each with its own model; "
+        f"2 connected processes on {os.cpu_count()} cores, each with its own model; "
         f"ms per step, medians of {REPEATS} launches\n"
     )
     rows = [
