@@ -1,11 +1,12 @@
-"""Record the measured outputs and pictures of pages 20, 25, 40, 41, 42, 44 and 45 again.
+"""Record the measured outputs and pictures of the pages again.
 
-python tutorials/40_record.py              # everything; takes minutes, and needs an idle machine
-python tutorials/40_record.py scaling      # or alpha_beta (page 20), dp_or_ddp (25), timeline,
-                                           # profile, buckets (40), speedup, slower, spin (41),
-                                           # fits (42); as root on Linux: two_machines,
-                                           # two_worlds, rates (44), lost_machine (45)
-python tutorials/40_record.py --quick      # a preview only: the tests need the full results
+python tutorials/40_record.py           # everything; takes minutes, and needs an idle machine
+python tutorials/40_record.py scaling   # or alpha_beta (page 20), dp_or_ddp (25), lost,
+                                        # bench/precision (33), signals (35), pays_off (37),
+                                        # timeline, profile, buckets (40), speedup, slower, spin
+                                        # (41), fits (42); as root on Linux: two_machines,
+                                        # two_worlds, rates (44), lost_machine (45)
+python tutorials/40_record.py --quick   # a preview only: the tests need the full results
 
 If other programs use the processor, it stops, and does not change the transcript. If a page
 compares two timelines, they are measured in turn, several times each, and of each, the run with the
@@ -37,6 +38,10 @@ PROFILED = "accel-demo timeline -- torchrun --standalone --nproc-per-node 2 tuto
 RECORDS = {
     "alpha_beta": ["python tutorials/alpha_beta.py --plot tutorials/20_alpha_beta.svg"],
     "dp_or_ddp": ["accel-demo bench dataparallel --forward --repeats 25"],
+    "lost": ["python tutorials/33_lost.py"],
+    "bench/precision": ["accel-demo bench precision"],
+    "signals": ["python tutorials/35_signals.py"],
+    "pays_off": ["python tutorials/37_pays_off.py"],
     "timeline": [
         "accel-demo timeline --plot tutorials/40_timeline.svg",
         "accel-demo timeline --straggler 1:100ms --plot tutorials/40_straggler.svg",

@@ -8,7 +8,7 @@ from accel_demo.lab.observed.places import NotChecked
 from accel_demo.lab.observed.ranks import Rank
 
 PAGE = "23_accumulation"
-SCALED_PAGE = "33_precision_and_compilation"
+SCALED_PAGE = "33_precision"
 COMPLETE = (
     "Clip once per step, after its last backward pass; with Accelerate, only if "
     "accelerator.sync_gradients is True."

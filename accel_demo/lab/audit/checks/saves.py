@@ -7,7 +7,7 @@ from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.places import NotChecked
 
 PAGE = "11_from_one_process_to_many"  # "Common mistakes"
-COMPILED_PAGE = "33_precision_and_compilation"  # "Common mistakes"
+COMPILED_PAGE = "37_compilation"  # "Common mistakes"
 WHOLE_PAGE = "91_then_and_now"  # "Why `torch.load` refuses a file from `torch.save(net)`"
 
 

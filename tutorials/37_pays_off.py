@@ -1,0 +1,120 @@
+"""Train two networks with and without torch.compile, and say when compiling has paid off.
+
+python tutorials/37_pays_off.py
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.lab import load
+from accel_demo.lab.measurements import median_interval
+from accel_demo.lab.output import warn
+from accel_demo.options import Parser
+from accel_demo.show import table
+
+REPEATS = 15
+WIDTH, TOKENS, BLOCKS = 32, 8192, 4  # of the network of small operations
+LAYER, BATCH, LAYERS = 512, 512, 4  # of the network of matrix products
+
+
+class Block(nn.Module):
+    """RMSNorm and SwiGLU as in a Llama block, written by hand: more than a dozen operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.gate, self.up = (nn.Linear(WIDTH, 2 * WIDTH, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, inputs):
+        normal = inputs * torch.rsqrt(inputs.square().mean(-1, keepdim=True) + 1e-6) * self.scale
+        gate = self.gate(normal)
+        return inputs + self.down(gate * torch.sigmoid(gate) * self.up(normal))
+
+
+def small_operations() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(*(Block() for _ in range(BLOCKS))), torch.randn(TOKENS, WIDTH)
+
+
+def matrix_products() -> tuple[nn.Module, torch.Tensor]:
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(LAYER, LAYER), nn.ReLU())]
+    return nn.Sequential(*layers), torch.randn(BATCH, LAYER)
+
+
+def main() -> None:
+    load.begin()
+    rows = []
+    for name, make in (
+        ("many small operations", small_operations),
+        ("few large ones", matrix_products),
+    ):
+        eager, compiled = make_step(make, is_compiled=False), make_step(make, is_compiled=True)
+        seconds_to_compile = seconds(compiled)
+        seconds(eager)
+        pairs = []
+        for repeat in tqdm(range(REPEATS), desc=name, unit="repeat"):
+            order = (eager, compiled)[:: -1 if repeat % 2 else 1]
+            times = {step: seconds(step) for step in order}
+            pairs.append((times[eager], times[compiled]))
+        rows.append([name, *describe(seconds_to_compile, pairs)])
+    head = ["network", "ms per step, before → after", "times as fast", "90 % interval"]
+    print(table([*head, "compiling", "pays off after"], rows))
+    warn("slower")
+
+
+def make_step(make: Callable, is_compiled: bool) -> Callable[[], None]:
+    """Return a function that trains a new network for one step."""
+    torch.manual_seed(0)
+    model, inputs = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    if is_compiled:
+        model.compile()
+
+    def step() -> None:
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def seconds(step: Callable[[], None]) -> float:
+    started_at = time.perf_counter()
+    step()
+    return time.perf_counter() - started_at
+
+
+def describe(first: float, pairs: list[tuple[float, float]]) -> list[str]:
+    """Describe the effect of compiling. Each pair is the time of a step before and after."""
+    before, after = (statistics.median(times) for times in zip(*pairs, strict=True))
+    ratios = [eager / compiled for eager, compiled in pairs]
+    low, high = median_interval(ratios)
+    pays_off = f"{(first - after) / (before - after):,.0f} steps" if low > 1 else "never"
+    return [
+        f"{1000 * before:.1f} → {1000 * after:.1f}",
+        f"{statistics.median(ratios):.2f}",
+        f"{low:.2f} – {high:.2f}",
+        f"{first - after:.1f} s",
+        pays_off,
+    ]
+
+
+if __name__ == "__main__":
+    with one_line_errors(), tempfile.TemporaryDirectory() as cache:
+        Parser(__doc__).parse_args()
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # nothing is compiled yet
+        torch.set_num_threads(1)
+        try:
+            main()
+        except RuntimeError as error:
+            if "InvalidCxxCompiler" not in str(error):
+                raise
+            raise UserError("torch.compile needs a C++ compiler on a CPU: install g++") from None
