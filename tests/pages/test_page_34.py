@@ -44,6 +44,30 @@ def test_only_the_order_of_additions_in_ddp_leaves_a_difference_in_the_last_bits
     assert rows == [f"5 | {LEVELS['own generator']}", LEVELS["first backward"]]
 
 
+def test_the_seven_points_cite_the_lines_of_the_recipe():
+    lines = (TUTORIALS / "34_recipe.py").read_text().splitlines()
+    points = re.findall(r"^(\d)\. .*? \(lines? ([\d\sand]+)\)\.$", PAGE.read_text(), re.M | re.S)
+    assert [number for number, _ in points] == list("1234567")
+    for number, cited in points:
+        marked = [n for n, line in enumerate(lines, 1) if f"# {number}" in line]
+        assert marked == [int(line) for line in re.findall(r"\d+", cited)], number
+
+
+@pytest.mark.parametrize("processes", [3])
+def test_the_recipe_resumes_a_killed_run_to_the_same_bits(processes, start, tmp_path):
+    command = f"torchrun --standalone --nproc-per-node {processes} tutorials/34_recipe.py"
+
+    def run(folder: str, *options: str):
+        return start([*command.split(), "--run-dir", tmp_path / folder, *options])
+
+    whole = run("whole").stdout.splitlines()
+    killed = run("killed", "--kill-after", "17")
+    assert killed.returncode != 0 and killed.stdout == ""
+    resumed = run("killed", "--resume").stdout.splitlines()
+    assert resumed[0] == "resumed after step 15", "in the middle of an epoch"
+    assert whole == resumed[1:] and whole[0].startswith(f"{processes} processes, 24 steps: ")
+
+
 SAVE_AT_LEVEL_1 = """
 import runpy, sys
 from pathlib import Path

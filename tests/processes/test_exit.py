@@ -25,7 +25,7 @@ SHORT_PROGRAMS = [
     "tutorials/11_ddp.py",
     "tutorials/23_accumulation.py",
     "tutorials/31_batch_and_learning_rate.py",
-    "tutorials/33_precision_and_compilation.py",
+    "tutorials/33_precision.py",
     "tutorials/34_kill_and_resume.py",
     "accel_demo/lab/doctor/probe.py",
 ]
