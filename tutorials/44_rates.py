@@ -15,7 +15,7 @@ from accel_demo.options import Parser
 from accel_demo.processes.launch import run_to_end
 from accel_demo.show import table
 
-RATES = {"10mbit": 10e6, "50mbit": 50e6, "100mbit": 100e6, "not limited": math.inf}  # bits/s
+RATES = {"25mbit": 25e6, "50mbit": 50e6, "100mbit": 100e6, "not limited": math.inf}  # bits/s
 REPEATS = 5
 STEP = r"processes 2, gradient bytes (\d+), seconds per step ([\d.]+)"
 
