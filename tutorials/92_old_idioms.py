@@ -14,11 +14,10 @@ from accelerate.data_loader import prepare_data_loader
 from torch import nn
 from torch.utils.data import DataLoader
 
-from accel_demo import show
 from accel_demo.errors import one_line_errors
 from accel_demo.options import Parser
 
-TABLES = {  # (line you find, line to write instead, expression to evaluate after either line)
+IDIOMS = {  # (line you find, line to write instead, expression to evaluate after either line)
     "Moving": [
         ("net.cuda()", "net.to(device)", "net.weight.device"),
         ("images = images.cuda()", "images = images.to(device)", "images.device"),
@@ -60,14 +59,13 @@ TABLES = {  # (line you find, line to write instead, expression to evaluate afte
 
 
 def main() -> None:
-    head = ["line you find", "write instead", "result of the old line", "result of the new line"]
-    for title, lines in TABLES.items():
-        rows = []
+    for title, lines in IDIOMS.items():
+        blocks = []
         for old, new, look in lines:
             before, after = result(old, look), result(new, look)
-            cells = [f"`{old}`", f"`{new}`" if new else "nothing", before]
-            rows.append([*cells, after if after != before else "the same"])
-        print(f"{title}:\n\n{show.table(head, rows)}\n")
+            after = after if after != before else "the same"
+            blocks.append(f"-{old}  # {before}" + (f"\n+{new}  # {after}" if new else ""))
+        print(f"{title}:\n\n```diff\n" + "\n\n".join(blocks) + "\n```\n")
     samples = [{"image": torch.rand(5), "more": {"label": 1, "name": "shirt"}}] * 4
     loader = prepare_data_loader(
         DataLoader(samples, 4), device=torch.device("meta"), put_on_device=True
@@ -79,13 +77,15 @@ def main() -> None:
 def result(line: str, look: str) -> str:
     """Execute the line and return the value of `look`, or the error if there is one."""
     if ".cuda()" in line:  # what it does depends on the machine: see --cuda
-        return "not run: needs a GPU"
+        return "needs a GPU"
     names = {**new_variables(), "torch": torch, "devices": devices}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             exec(line, names)
-            return f"`{look}` is {eval(look, names)!s}"
+            return f"{look} is {eval(look, names)!s}"
+        except NotImplementedError:  # meta has no data to copy
+            return "needs a GPU"
         except Exception as error:
             return first_sentence(error)
 

@@ -48,9 +48,9 @@ def main(device: torch.device) -> None:
     head = ["method", "equal", "8 kernels", "16 kernels", "32 kernels", "512 × 512 × 3 × 3"]
     sums = compare_sums(weights[1].double(), expected)
     if dist.get_rank() == 0:
-        print(f"{use_in_a_loss(device)}\n")
-        print(f"{table(head, rows)}\n")
-        print(sums)
+        print(f"{sums}\n")
+        print(f"{table(head, rows[::-1])}\n")
+        print(use_in_a_loss(device))
 
 
 def compare_sums(weight: torch.Tensor, expected: tuple) -> str:

@@ -4,7 +4,6 @@ import inspect
 import json
 import mmap
 import re
-from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
@@ -15,22 +14,17 @@ from torch import nn
 from torch._utils import _get_device_index
 from torch.distributed import distributed_c10d
 from torch.distributed import launch as launch_by_torch
-from torch.distributed.constants import default_pg_timeout
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 from torchvision import datasets, models
 
 from accel_demo.data import STATISTICS
-from accel_demo.processes.launch import free_port
-from tests.conftest import run_all, run_ranks
 from tests.pages.pages import (
-    FIELD,
     TUTORIALS,
     bound_to,
     load_module,
     output_of,
     rows_below,
-    table_rows,
 )
 
 PAGE = TUTORIALS / "91_then_and_now.md"
@@ -236,10 +230,10 @@ def test_a_port_trains_a_resnet101_in_one_process_and_in_two(start, tmp_path, na
 
 
 def test_the_ports_are_short():
-    rows = [row for row in table_rows(PAGE.name, cells=6) if row[0].startswith("`91")]
+    rows = rows_below(TUTORIALS / "95_parts.md", "from")
     assert [row[:2] for row in rows] == [
-        ["`91_old.py`", "`91_ddp.py`"],
-        ["`91_ddp.py`", "`91_accelerate.py`"],
+        ["`11_plain.py`", "`11_ddp.py`"],
+        ["`11_plain.py`", "`11_accelerate.py`"],
         ["`91_old.py`", "`91_accelerate.py`"],
     ]
     for _, _, *numbers in rows:
@@ -302,39 +296,6 @@ def test_conv1_is_the_only_layer_that_reads_the_image():
     assert inputs[0] == 3 and 3 not in inputs[1:]
     net.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
     assert net(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
-
-
-def test_the_page_shows_what_two_processes_with_rank_0_print():
-    of_spawn, _, of_torchrun, _ = rows = rows_below(PAGE, "started with")
-    assert [row[2:] for row in rows[1::2]] == [["connected: 2"] * 2] * 2
-    in_use, waiting = of_spawn[2:]
-    assert in_use.startswith("`DistNetworkError: The server socket has failed to listen on any ")
-    assert in_use.endswith("name: EADDRINUSE, message: address already in use`")
-    assert waiting.endswith("seconds waiting for clients. 1/2 clients joined.`")
-    assert all(cell.startswith("`DistStoreError: wait timeout after ") for cell in of_torchrun[2:])
-    assert default_pg_timeout == timedelta(minutes=30)
-
-
-def test_the_second_process_with_rank_0_finds_the_address_in_use(tmp_path):
-    text = (FIELD / "c14_same_rank.py").read_text()
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    both = [["python", FIELD / "c14_same_rank.py"]] * 2
-    results = run_all(both, timeout=60, environments=[address] * 2)
-    [message] = [result.stderr for result in results if result.returncode == 1]
-    assert message.rstrip().endswith("name: EADDRINUSE, message: address already in use")
-    text = text.replace("rank=0", 'rank=int(os.environ["RANK"])')
-    text += "dist.barrier()\n"  # so that neither exits while the other one is still connecting
-    (tmp_path / "script.py").write_text(f"import os\n{text}print(dist.get_world_size())\n")
-    connected = run_ranks([tmp_path / "script.py"], 2)
-    assert (connected.returncode, connected.stdout) == (0, "2\n2\n"), connected.stderr
-
-
-def test_spawn_in_a_script_without_a_guard_fails_as_the_page_says(start, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=1)\n")
-    result = start(["python", script])
-    assert result.returncode != 0
-    assert "RuntimeError" in result.stderr and "freeze_support()" in result.stderr
 
 
 def test_the_old_launcher_passes_local_rank_with_a_hyphen_since_2_0():

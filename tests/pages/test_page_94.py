@@ -2,13 +2,17 @@
 
 import argparse
 import inspect
+from datetime import timedelta
 
 import pytest
 import torch.cuda
 import torch.distributed.launch
 from accelerate import debug_launcher
+from torch.distributed.constants import default_pg_timeout
 
-from tests.pages.pages import TUTORIALS, bound_to, rows_below, table_rows
+from accel_demo.processes.launch import free_port
+from tests.conftest import run_all, run_ranks
+from tests.pages.pages import FIELD, TUTORIALS, bound_to, rows_below, table_rows
 
 PAGE = "94_launchers.md"
 TORCHRUN = "torchrun --standalone --nproc-per-node 2 …"
@@ -129,3 +133,36 @@ def test_mp_spawn_passes_the_rank_first_sets_no_variables_and_rejects_lambdas(st
     )
     assert "environment variable RANK expected, but not set" in without_variables
     assert "pickle" in of_lambda
+
+
+def test_the_page_shows_what_two_processes_with_rank_0_print():
+    of_spawn, _, of_torchrun, _ = rows = rows_below(TUTORIALS / PAGE, "started with")
+    assert [row[2:] for row in rows[1::2]] == [["connected: 2"] * 2] * 2
+    in_use, waiting = of_spawn[2:]
+    assert in_use.startswith("`DistNetworkError: The server socket has failed to listen on any ")
+    assert in_use.endswith("name: EADDRINUSE, message: address already in use`")
+    assert waiting.endswith("seconds waiting for clients. 1/2 clients joined.`")
+    assert all(cell.startswith("`DistStoreError: wait timeout after ") for cell in of_torchrun[2:])
+    assert default_pg_timeout == timedelta(minutes=30)
+
+
+def test_the_second_process_with_rank_0_finds_the_address_in_use(tmp_path):
+    text = (FIELD / "c14_same_rank.py").read_text()
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    both = [["python", FIELD / "c14_same_rank.py"]] * 2
+    results = run_all(both, timeout=60, environments=[address] * 2)
+    [message] = [result.stderr for result in results if result.returncode == 1]
+    assert message.rstrip().endswith("name: EADDRINUSE, message: address already in use")
+    text = text.replace("rank=0", 'rank=int(os.environ["RANK"])')
+    text += "dist.barrier()\n"  # so that neither exits while the other one is still connecting
+    (tmp_path / "script.py").write_text(f"import os\n{text}print(dist.get_world_size())\n")
+    connected = run_ranks([tmp_path / "script.py"], 2)
+    assert (connected.returncode, connected.stdout) == (0, "2\n2\n"), connected.stderr
+
+
+def test_spawn_in_a_script_without_a_guard_fails_as_the_page_says(start, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=1)\n")
+    result = start(["python", script])
+    assert result.returncode != 0
+    assert "RuntimeError" in result.stderr and "freeze_support()" in result.stderr
