@@ -102,13 +102,17 @@ class Report:
             rows = table.rows.values()
             names = [textwrap.fill(name, 36) for name in table.rows]
             medians = [row.median for row in rows]
-            below = [row.median - min(row.values) for row in rows]
-            above = [max(row.values) - row.median for row in rows]
-            axis.barh(names, medians, xerr=[below, above], color="tab:blue", capsize=3)
+            repeats = len(next(iter(rows)).values)
+            options = {"color": "tab:blue"}
+            if repeats > 1:
+                below = [row.median - min(row.values) for row in rows]
+                above = [max(row.values) - row.median for row in rows]
+                options |= {"xerr": [below, above], "capsize": 3}
+            axis.barh(names, medians, **options)
             axis.invert_yaxis()
             axis.set_title(table.title, loc="left", fontsize=10)
-            repeats = len(next(iter(rows)).values)
-            axis.set_xlabel(f"{table.unit}; median, with the range of {counted(repeats, 'repeat')}")
+            ranges = f"; median, with the range of {counted(repeats, 'repeat')}"
+            axis.set_xlabel(table.unit + ranges * (repeats > 1))
             axis.spines[["top", "right"]].set_visible(False)
         show.save(figure, path, load.warning())
 

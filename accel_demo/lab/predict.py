@@ -110,7 +110,7 @@ def draw(test_set, predictions: list[Prediction], picture: Path) -> None:
     for axis in axes:
         axis.axis("off")
     for axis, row in zip(axes, predictions, strict=False):
-        axis.imshow(test_set.pixels[row.index].squeeze(-1).numpy(), cmap="gray_r")
+        axis.imshow(test_set.pixels[row.index].squeeze(-1).numpy(), cmap="gray")
         title, color = f"{row.index}: {row.predicted_class} {row.probability:.0%}", "black"
         if row.predicted_class != row.true_class:
             title, color = f"{title}\ntrue class: {row.true_class}", "tab:red"

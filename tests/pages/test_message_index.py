@@ -103,9 +103,9 @@ def page_of(row: dict) -> str:
 
 
 def outputs(text: str) -> str:
-    """Return the parts of a page that cog has written, without code blocks in a language."""
+    """Return the parts of a page that cog has written, without blocks of code."""
     written = "\n".join(re.findall(rf"{COMMENT}\n(.*?)<!-- \[\[\[end\]\]\] -->", text, re.DOTALL))
-    blocks = r"^```(python|diff|yaml|bash)\n.*?^```$"
+    blocks = r"^```(python|yaml|bash)\n.*?^```$"
     return re.sub(blocks, "", written, flags=re.DOTALL | re.MULTILINE)
 
 

@@ -64,6 +64,8 @@ def draw(result: CrashResult, path: Path) -> None:
 
     Steps, not seconds: restarting takes longer than all steps, and would fill most of the picture.
     """
+    from matplotlib.ticker import MaxNLocator
+
     figure = show.new_figure(6.5, 5.4)
     axis = figure.subplots()
     blue, orange = show.COLORS[0], show.COLORS[3]
@@ -96,6 +98,8 @@ def draw(result: CrashResult, path: Path) -> None:
     axis.set_xlabel("optimizer steps trained, including repeated ones", fontsize=11)
     axis.set_ylabel("position in the run (optimizer step)", fontsize=11)
     axis.set_ylim(bottom=-result.steps / 10)
+    for each in (axis.xaxis, axis.yaxis):
+        each.set_major_locator(MaxNLocator(integer=True))
     axis.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=11)
     show.save(figure, path)

@@ -1,5 +1,6 @@
 """Show the result of `accel-demo scaling` as tables and as a picture."""
 
+import math
 import shlex
 import statistics
 import textwrap
@@ -15,6 +16,7 @@ from accel_demo.lab.scaling.result import GilRow, ScalingResult, ScalingRow
 from accel_demo.show import COLORS, new_figure, save, table
 from accel_demo.wording import counted
 
+NOTHING = (math.nan, math.nan)  # error bars that are not drawn
 STYLES = {  # color, marker, and a horizontal offset so that markers do not overlap
     "plain PyTorch": (COLORS[7], "D", -0.05),
     "raw DDP": (COLORS[0], "o", 0.0),
@@ -235,9 +237,12 @@ def draw_own(result: OwnScalingResult, path: Path) -> None:
 def error_bars(rows: list[ScalingRow] | list[GilRow] | list[OwnScalingRow]) -> list[list[float]]:
     """Return the distances from each median down and up to the bounds of its interval.
 
-    A row with too few repeats has no interval, and gets no error bar.
+    They are NaN, which draws nothing, if a row has too few repeats, or is the reference.
     """
-    bounds = [row.interval or [row.median_speedup] * 2 for row in rows]
-    below = [row.median_speedup - low for row, (low, _) in zip(rows, bounds, strict=True)]
-    above = [high - row.median_speedup for row, (_, high) in zip(rows, bounds, strict=True)]
+    bars = []
+    for row in rows:
+        low, high = row.interval or [row.median_speedup] * 2
+        is_drawn = low < high
+        bars.append((row.median_speedup - low, high - row.median_speedup) if is_drawn else NOTHING)
+    below, above = map(list, zip(*bars, strict=True))
     return [below, above]
