@@ -40,7 +40,7 @@ class Points(Dataset):
 
 
 class Position:
-    """What the run has finished: whole epochs, and batches of the next one."""
+    """What the run has finished: whole epochs, and batches of the next one, on all ranks."""
 
     def __init__(self):
         self.epoch = self.batches = self.steps = 0
@@ -61,8 +61,8 @@ def main(options):
     set_seed(SEED, device_specific=True)  # other dropout masks on each rank
     dataset, position = Points(), Position()
     own = torch.Generator().manual_seed(accelerator.process_index)  # 2
-    sampler = RandomSampler(dataset)
-    loader = DataLoader(dataset, BATCH_SIZE, sampler=sampler, generator=own, num_workers=1)
+    sampler = RandomSampler(dataset)  # 2
+    loader = DataLoader(dataset, BATCH_SIZE, sampler=sampler, generator=own, num_workers=1)  # 2
     model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
@@ -77,14 +77,15 @@ def main(options):
     for epoch in range(position.epoch, EPOCHS):
         loader.set_epoch(epoch)  # 3
         dataset.epoch = epoch  # 7
-        batches = accelerator.skip_first_batches(loader, position.batches)
+        done = position.batches // accelerator.num_processes
+        batches = accelerator.skip_first_batches(loader, done)
         for points, labels in batches:
             with accelerator.accumulate(model):
                 accelerator.backward(F.cross_entropy(model(points), labels))
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-            position.batches += 1
+            position.batches += accelerator.num_processes
             if accelerator.sync_gradients:  # 5: not inside an accumulation window
                 position.steps += 1
                 if position.steps % SAVE_EVERY == 0:

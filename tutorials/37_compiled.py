@@ -1,4 +1,4 @@
-"""Count the graphs that torch.compile captures, and compare the places to compile a model.
+"""Count the graphs that torch.compile captures.
 
 python tutorials/37_compiled.py
 python tutorials/37_compiled.py --without-compiler
@@ -11,8 +11,6 @@ import logging
 import os
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from torch._dynamo.utils import counters
 
 from accel_demo.config import TrainConfig
@@ -30,6 +28,7 @@ def main() -> None:
     if parser.parse_args().without_compiler:
         without_compiler()
         return
+    torch._logging.set_logs(dynamo=logging.ERROR)
     print("Total number of graphs captured by `torch.compile` after each batch of two epochs:\n")
     head = ["batch", "in epoch 1", "in epoch 2"]
     first, second = two_epochs(make_model(TrainConfig()))
@@ -39,8 +38,8 @@ def main() -> None:
     print(table(head, rows))
     print("\nGraphs of a network whose forward contains:\n")
     print(table(["statement", "graphs", "with `fullgraph=True`"], break_rows()))
-    print("\nName of the first weight in `state_dict()` and in `accelerator.get_state_dict`:\n")
-    print(table(["method", "name"], [[method, first_name(method)] for method in METHODS]))
+    print("\nGraphs of a network that skips layers, so that each step needs a different graph:\n")
+    print(table(["steps so far", "graphs"], list(graphs_of_different_depths().items())))
 
 
 def two_epochs(model: torch.nn.Module) -> list[list[tuple[str, int]]]:
@@ -77,7 +76,7 @@ def reads_a_value(hidden):
 
 
 def branches(hidden):
-    return hidden if hidden.sum() > 0 else -hidden
+    return 2 * hidden if hidden.sum() > 0 else 3 * hidden
 
 
 STATEMENTS = {
@@ -102,7 +101,6 @@ class Network(torch.nn.Module):
 
 def break_rows() -> list[list]:
     """Return a row per statement: the number of graphs, and what happens if it must be one."""
-    torch._logging.set_logs(dynamo=logging.ERROR)
     rows = []
     for name, statement in STATEMENTS.items():
         torch._dynamo.reset()
@@ -119,35 +117,30 @@ def break_rows() -> list[list]:
     return rows
 
 
-def in_place(model):
-    model.compile(backend="eager")
-    return model
+class Skipping(torch.nn.Module):
+    """Layers of which forward uses only the first `depth`."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(most))
+
+    def forward(self, hidden, depth):
+        for layer in self.layers[:depth]:
+            hidden = layer(hidden)
+        return hidden
 
 
-def compiled(model):
-    return torch.compile(model, backend="eager")
-
-
-METHODS = {  # functions of `accelerator.prepare` and a model
-    "not compiled": lambda prepare, model: prepare(model),
-    "`model.compile()`, then `prepare`": lambda prepare, model: prepare(in_place(model)),
-    "`torch.compile(model)`, then `prepare`": lambda prepare, model: prepare(compiled(model)),
-    "`prepare`, then `model.compile()`": lambda prepare, model: in_place(prepare(model)),
-    "`prepare`, then `torch.compile(model)`": lambda prepare, model: compiled(prepare(model)),
-    "`Accelerator(dynamo_backend=…)`": lambda prepare, model: prepare(model),  # which compiles it
-}
-
-
-def first_name(method: str) -> str:
-    """Return the first weight's name, which is the same in both state dicts."""
-    AcceleratorState._reset_state(reset_partial_state=True)
+def graphs_of_different_depths() -> dict[int, int]:
+    """Run a compiled network with 1 to 12 layers. Return the number of graphs after some steps."""
     torch._dynamo.reset()
-    backend = "eager" if "dynamo" in method else None
-    accelerator = Accelerator(cpu=True, dynamo_backend=backend)
-    model = METHODS[method](accelerator.prepare, torch.nn.Sequential(torch.nn.Linear(4, 2)))
-    states = model.state_dict(), accelerator.get_state_dict(model)
-    [name] = {next(iter(state)) for state in states}
-    return f"`{name}`"
+    counters.clear()
+    model = Skipping(most=12)
+    model.compile(backend="eager")
+    graphs = {}
+    for step in range(1, 13):
+        model(torch.ones(2, 4), depth=step)
+        graphs[step] = counters["stats"]["unique_graphs"]
+    return {step: graphs[step] for step in (4, 8, 12)}
 
 
 def without_compiler() -> None:

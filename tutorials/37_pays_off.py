@@ -14,7 +14,7 @@ from torch import nn
 from tqdm import tqdm
 
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.lab import load
+from accel_demo.lab import load, machine
 from accel_demo.lab.measurements import median_interval
 from accel_demo.lab.output import warn
 from accel_demo.options import Parser
@@ -51,12 +51,14 @@ def matrix_products() -> tuple[nn.Module, torch.Tensor]:
 
 def main() -> None:
     load.begin()
+    seconds(make_step(lambda: (nn.Linear(2, 2), torch.ones(2, 2)), is_compiled=True)[0])  # start-up
     rows = []
     for name, make in (
         ("many small operations", small_operations),
         ("few large ones", matrix_products),
     ):
-        eager, compiled = make_step(make, is_compiled=False), make_step(make, is_compiled=True)
+        eager, outputs = make_step(make, is_compiled=False)
+        compiled, outputs_compiled = make_step(make, is_compiled=True)
         seconds_to_compile = seconds(compiled)
         seconds(eager)
         pairs = []
@@ -64,26 +66,32 @@ def main() -> None:
             order = (eager, compiled)[:: -1 if repeat % 2 else 1]
             times = {step: seconds(step) for step in order}
             pairs.append((times[eager], times[compiled]))
-        rows.append([name, *describe(seconds_to_compile, pairs)])
+        difference = (outputs_compiled[0] - outputs[0]).norm() / outputs[0].norm()
+        rows.append([name, *describe(seconds_to_compile, pairs), f"{difference:.0e}"])
     head = ["network", "ms per step, before → after", "times as fast", "90 % interval"]
-    print(table([*head, "compiling", "pays off after"], rows))
+    print(table([*head, "compiling", "pays off after", "outputs differ by"], rows))
+    print(f"\nWith one thread. {machine.sentence()}")
     warn("slower")
 
 
-def make_step(make: Callable, is_compiled: bool) -> Callable[[], None]:
-    """Return a function that trains a new network for one step."""
+def make_step(make: Callable, is_compiled: bool) -> tuple[Callable[[], None], list]:
+    """Return a function that trains a new network for a step, and the list of its outputs."""
     torch.manual_seed(0)
     model, inputs = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     if is_compiled:
         model.compile()
 
+    outputs = []
+
     def step() -> None:
-        model(inputs).square().mean().backward()
+        output = model(inputs)
+        output.square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        outputs[1:] = [output.detach()]  # the first one stays
 
-    return step
+    return step, outputs
 
 
 def seconds(step: Callable[[], None]) -> float:
@@ -93,11 +101,17 @@ def seconds(step: Callable[[], None]) -> float:
 
 
 def describe(first: float, pairs: list[tuple[float, float]]) -> list[str]:
-    """Describe the effect of compiling. Each pair is the time of a step before and after."""
+    """Describe the effect of compiling. Each pair is the time of a step before and after.
+
+    The numbers of steps are those for both ends of the interval.
+    """
     before, after = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratios = [eager / compiled for eager, compiled in pairs]
     low, high = median_interval(ratios)
-    pays_off = f"{(first - after) / (before - after):,.0f} steps" if low > 1 else "never"
+    pays_off = "never"
+    if low > 1:
+        fewest, most = ((first - after) / (before * (1 - 1 / ratio)) for ratio in (high, low))
+        pays_off = f"{fewest:,.0f} – {most:,.0f} steps"
     return [
         f"{1000 * before:.1f} → {1000 * after:.1f}",
         f"{statistics.median(ratios):.2f}",

@@ -1,4 +1,4 @@
-"""Lose one of two nodes during training in four ways, and compare what happens next.
+"""Lose one of two nodes during training in five ways, and compare what happens next.
 
 python tutorials/45_lost_machine.py    # needs root and Linux; takes minutes
 """
@@ -29,6 +29,7 @@ CASES = {  # what happens, and the options of each `accel-demo nodes`
     "nothing": [""],
     "node 1 loses its cable": [f"--cut-after '{LOST}'", ""],
     "node 1 loses its cable, elastic": [f"--elastic --cut-after '{LOST}'"],
+    "it loses it for 20 s, elastic": [f"--elastic --cut-after '{LOST}' --cut-for 20"],
     "node 1's processes die, elastic": [f"--elastic --kill-after '{LOST}'"],
     "they die and start again, elastic": [f"--elastic --kill-after '{LOST}' --restart-after 3"],
 }

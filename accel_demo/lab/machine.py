@@ -57,6 +57,15 @@ def environment() -> dict:
     }
 
 
+def sentence() -> str:
+    """Return a line that describes the machine and the versions of a measurement."""
+    here = environment()
+    return (
+        f"Measured on {here['cpu']}, {here['cores']} cores, {here['gpu'] or 'no GPU'}, "
+        f"torch {here['torch']}, accelerate {here['accelerate']}."
+    )
+
+
 def cpu_name() -> str:
     """Return the model of the CPU, or the architecture if the model is unknown."""
     return _cpu_line("model name") or platform.processor() or platform.machine()

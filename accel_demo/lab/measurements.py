@@ -87,10 +87,8 @@ class Report:
 
     def text(self) -> str:
         """Return the tables, the findings and one line that describes the machine."""
-        here = machine.environment()
-        last = f"Measured on {here['cpu']}, {here['cores']} cores, {here['gpu'] or 'no GPU'}, "
-        last += f"torch {here['torch']}, accelerate {here['accelerate']}."
-        parts = [*(table.text() for table in self.tables), "\n".join(self.findings), last]
+        findings = "\n".join(self.findings)
+        parts = [*(table.text() for table in self.tables), findings, machine.sentence()]
         return "\n\n".join(filter(None, parts))
 
     def draw(self, path: Path) -> None:

@@ -1,12 +1,16 @@
 """Page 30: the samples that each rank reads, and the exercise on exact accuracy."""
 
+import warnings
 from itertools import chain
 from pathlib import Path
 
 import grading
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.conftest import run_ranks
@@ -71,6 +75,8 @@ def measurements(answers: list[str]) -> dict:
         "only the loader drops": samples_of_distributed_sampler(sampler_drops=False),
         "the sampler drops": samples_of_distributed_sampler(sampler_drops=True),
         "Accelerate drops": samples_read_with_drop_last(),
+        "join_uneven_inputs warns": warnings_of_join_uneven_inputs(),
+        "weights after uneven epochs": differences_after_uneven_epochs(),
         "reports": [grading.fill_in({}, observe, Path(answer), device) for answer in answers],
     }
 
@@ -221,3 +227,57 @@ def test_with_drop_last_accelerate_leaves_out_7_of_22_samples(ranks):
     assert len(read) == len(set(read)) == 22 - 7
     text = " ".join((TUTORIALS / PAGE).read_text().split())
     assert f"here {22 - len(read)} of the 22." in text
+
+
+def differences_after_uneven_epochs() -> dict[str, list[float]]:
+    """Train in `Join`; rank 0 has one batch more. Compare the weights with those of rank 0.
+
+    Return the largest difference for plain SGD and with momentum, after the epoch and one step
+    later.
+    """
+    found = {}
+    for momentum in (0.0, 0.9):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        torch.manual_seed(1 + dist.get_rank())
+
+        def step(model=model, optimizer=optimizer):
+            model(torch.randn(3, 2)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        differences = found[f"momentum {momentum}"] = []
+        with Join([model]):
+            for _ in range(2 if dist.get_rank() == 0 else 1):
+                step()
+        for _ in range(2):
+            own = model.module.weight.detach()
+            first = own.clone()
+            dist.broadcast(first, 0)
+            differences.append((own - first).abs().max().item())
+            step()
+    return found
+
+
+def test_after_an_uneven_epoch_in_join_the_weights_drift_apart_with_momentum(ranks):
+    for rank in ranks[1:]:
+        measured = rank["weights after uneven epochs"]
+        assert measured["momentum 0.0"] == [0, 0]
+        after_the_epoch, a_step_later = measured["momentum 0.9"]
+        assert after_the_epoch == 0 < a_step_later
+
+
+def test_join_uneven_inputs_only_warns_on_a_cpu(ranks):
+    for rank in ranks:
+        [warning] = rank["join_uneven_inputs warns"]
+        assert warning.endswith("`join_uneven_inputs` will have no effect.")
+
+
+def warnings_of_join_uneven_inputs() -> list[str]:
+    accelerator, model = Accelerator(cpu=True), torch.nn.Linear(1, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with accelerator.join_uneven_inputs([model], even_batches=False):
+            pass
+    return [str(warning.message) for warning in caught]

@@ -158,11 +158,25 @@ def test_unscale_raises_an_error_the_second_time_unless_the_factor_was_updated(s
     assert start(["python", tmp_path / "script.py"]).stdout.splitlines() == ["0 ok", "1 ok"]
 
 
-def test_the_page_shows_that_only_unscaling_each_optimizer_is_right_for_two_models():
+def test_the_page_shows_that_only_one_optimizer_is_always_right_for_two_models():
     rows = rows_below(TUTORIALS / PAGE, "after `accelerator.backward`")
     error, *others = [row[1:] for row in rows]
     assert error[0].startswith("`RuntimeError: unscale_() has already been called")
-    assert others == [["right", "÷ 65,536"], ["right", "÷ 65,536"], ["right", "right"]]
+    assert others == [
+        ["right", "÷ 65,536", "÷ 131,072"],
+        ["right", "÷ 65,536", "÷ 131,072"],
+        ["right", "right", "÷ 2"],
+        ["right", "right", "right"],
+    ]
+
+
+def test_neighboring_bf16_numbers_near_a_typical_weight_are_as_far_apart_as_the_page_says():
+    weight = torch.tensor(0.02, dtype=torch.bfloat16)
+    following = torch.nextafter(weight, torch.ones_like(weight))
+    assert (
+        f"near 0.02, bf16 numbers are {(following - weight).item():.5f}"
+        in (TUTORIALS / PAGE).read_text()
+    )
 
 
 def test_accelerate_sets_what_the_program_about_unscaling_sets():

@@ -46,7 +46,7 @@ def test_only_the_order_of_additions_in_ddp_leaves_a_difference_in_the_last_bits
 
 def test_the_seven_points_cite_the_lines_of_the_recipe():
     lines = (TUTORIALS / "34_recipe.py").read_text().splitlines()
-    points = re.findall(r"^(\d)\. .*? \(lines? ([\d\sand]+)\)\.$", PAGE.read_text(), re.M | re.S)
+    points = re.findall(r"^(\d)\. .*? \(lines? ([\d\sand,]+)\)\.$", PAGE.read_text(), re.M | re.S)
     assert [number for number, _ in points] == list("1234567")
     for number, cited in points:
         marked = [n for n, line in enumerate(lines, 1) if f"# {number}" in line]

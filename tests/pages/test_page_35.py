@@ -156,3 +156,65 @@ def test_a_closed_terminal_reaches_a_training_process_as_the_page_shows(start):
 
 def test_the_page_names_the_files_of_the_manifest():
     assert f"`{MANIFEST}`" in PAGE and f"`{SEAL}`" in PAGE
+
+
+WRAPPER = """
+import os, runpy, signal, sys
+from pathlib import Path
+import torch
+
+rename, step, count = Path.rename, torch.optim.AdamW.step, 0
+
+
+def kill_first(folder, new):
+    if new.name == "step-000015" and not Path(sys.argv[2], "killed").exists():
+        Path(sys.argv[2], "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(folder, new)
+
+
+def counted(optimizer, *arguments, **options):
+    global count
+    count += 1
+    if count == 12 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return step(optimizer, *arguments, **options)
+
+
+if os.environ["EVENT"] == "kill":
+    Path.rename = kill_first
+if os.environ["EVENT"] == "signal":
+    torch.optim.AdamW.step = counted
+runpy.run_path("tutorials/35_recipe.py", run_name="__main__")
+"""
+
+
+def test_the_recipe_ends_with_the_same_weights_after_a_kill_in_a_save_and_after_a_signal(
+    start, tmp_path
+):
+    (tmp_path / "wrapper.py").write_text(WRAPPER)
+    (tmp_path / "kill").mkdir()
+
+    def run(folder: str, event: str, processes: int = 2):
+        command = f"torchrun --standalone --nproc-per-node {processes} --max-restarts 1".split()
+        arguments = [tmp_path / "wrapper.py", "--run-dir", tmp_path / folder]
+        new_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        result = start([*command, *arguments], EVENT=event, OMP_NUM_THREADS="1", **new_store)
+        assert result.returncode == 0, result.stderr
+        return result.stdout.splitlines()
+
+    [whole] = run("whole", "none")
+    assert whole.startswith("2 processes, 36 steps: ")
+    first, last = run("kill", "kill")
+    assert first == "resumed after step 10" and last == whole
+    kept = sorted(path.name for path in (tmp_path / "kill").glob("step-*"))
+    assert kept == ["step-000030", "step-000035"]
+    [stopped] = run("signal", "signal")
+    step = int(stopped.removeprefix("stopped after step "))
+    assert step in (12, 13)
+    shutil.copytree(tmp_path / "signal", tmp_path / "one")
+    assert run("signal", "none") == [f"resumed after step {step}", whole]
+    # 3 epochs of 48 batches: a step uses 4 of them on two processes, and 2 on one.
+    [resumed, ended] = run("one", "none", processes=1)
+    assert resumed == f"resumed after step {step}"
+    assert ended.startswith(f"1 processes, {step + (3 * 48 - 4 * step) // 2} steps: ")

@@ -136,3 +136,15 @@ def test_the_recorded_table_is_on_the_page_and_supports_its_claims():
     ways = ("vectorized", "over ranks", "chunked", "closed form")
     peaks = [small[way][1] for way in ways]
     assert peaks == sorted(peaks, reverse=True)
+
+
+def test_the_default_of_cdist_is_wrong_for_euclidean_distances_of_nearly_equal_kernels():
+    """The right sums are those of float64."""
+    torch.manual_seed(0)
+    kernels = torch.randn(1, 576) + 1e-4 * torch.randn(64, 576)
+    exact = torch.cdist(kernels.double(), kernels.double()).sum().item()
+    argument = 'compute_mode="donot_use_mm_for_euclid_dist"'
+    assert argument in PAGE.read_text()
+    slow = torch.cdist(kernels, kernels, compute_mode="donot_use_mm_for_euclid_dist")
+    assert abs(slow.sum().item() / exact - 1) < 1e-3
+    assert abs(torch.cdist(kernels, kernels).sum().item() / exact - 1) > 0.1
