@@ -82,6 +82,11 @@ def checkpoints(folder):
     return sorted(folder.glob("step-*"))
 
 
+def ignore_signals(worker):
+    """Let a loader worker survive a SIGTERM that a scheduler sends to all processes."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def main(options):
     signals = []  # the handler only notes the signal
     signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
@@ -94,7 +99,14 @@ def main(options):
     dataset, position = Points(), Position()
     own = torch.Generator().manual_seed(accelerator.process_index)  # 2
     sampler = RandomSampler(dataset)  # 2
-    loader = DataLoader(dataset, BATCH_SIZE, sampler=sampler, generator=own, num_workers=1)  # 2
+    loader = DataLoader(
+        dataset,
+        BATCH_SIZE,
+        sampler=sampler,
+        generator=own,
+        num_workers=1,
+        worker_init_fn=ignore_signals,
+    )
     model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)

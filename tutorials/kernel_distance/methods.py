@@ -23,8 +23,6 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from accel_demo.processes.connect import gather_objects
-
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -221,18 +219,24 @@ def _agree(weight, p, signed, rows_at_once) -> None:
 
     Without this check, some ranks could wait forever in a collective that other ranks never call.
     """
-    mistakes = gather_objects(_mistake(weight, p, signed, rows_at_once))
+    mistakes = _of_all_ranks(_mistake(weight, p, signed, rows_at_once))
     for rank, mistake in enumerate(mistakes):
         if mistake:
             raise ValueError(f"on rank {rank}: {mistake}")
     needs_gradient = weight.requires_grad and torch.is_grad_enabled()
     arguments = {"p": p, "shape": tuple(weight.shape), "dtype": str(weight.dtype)}
-    ranks = gather_objects(arguments | {"needs gradient": needs_gradient})
+    ranks = _of_all_ranks(arguments | {"needs gradient": needs_gradient})
     for name in ranks[0]:
         values = [other[name] for other in ranks]
         if any(value != values[0] for value in values):
             by_rank = ", ".join(map(str, values))
             raise ValueError(f"weight and p must match on all ranks; {name} by rank: {by_rank}")
+
+
+def _of_all_ranks(value) -> list:
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 # The rest of this module helps to compare the functions with each other.
