@@ -245,7 +245,7 @@ def test_bf16_weights_lose_accuracy_at_a_low_learning_rate_and_autocast_does_not
     assert changed["0.0001 bf16 everywhere"][1] < 20 < 50 < changed["0.001 bf16 everywhere"][0]
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 def test_bf16_weights_lose_accuracy_on_this_machine_too(start):
     found = losses(start(["python", "tutorials/33_lost.py"], timeout=300).stdout)
     everywhere, exact = found["0.0001 bf16 everywhere"], found["0.0001 fp32"]

@@ -189,6 +189,7 @@ runpy.run_path("tutorials/35_recipe.py", run_name="__main__")
 """
 
 
+@pytest.mark.pages
 def test_the_recipe_ends_with_the_same_weights_after_a_kill_in_a_save_and_after_a_signal(
     start, tmp_path
 ):
