@@ -200,7 +200,6 @@ STARTING = re.compile(
 # The modules that start processes without `spawn`, `run_to_end` or `start` from launch.py, and why.
 STARTS_ITSELF = {
     "anatomy.gil": "compares a pool of processes with a pool of threads",
-    "lab.bench.precision": "several processes stay alive and measure in turns",
     "lab.nodes.keeper": "starts commands as children of process 1 of a namespace",
     "lab.nodes.node": "passes a pipe to the keeper of a node, and reads what it prints as bytes",
 }
