@@ -14,7 +14,7 @@ from accel_demo.show import table
 
 SEEDS, EPOCHS, BATCH_SIZE = 3, 2, 32
 LEARNING_RATES = 1e-3, 1e-4
-WAYS = {  # {name: (dtype of the weights, dtype of autocast)}
+PRECISIONS = {  # {name: (dtype of the weights, dtype of autocast)}
     "fp32": (torch.float32, torch.float32),
     "bf16 autocast": (torch.float32, torch.bfloat16),
     "bf16 everywhere": (torch.bfloat16, torch.bfloat16),
@@ -23,10 +23,10 @@ WAYS = {  # {name: (dtype of the weights, dtype of autocast)}
 
 def main() -> None:
     rows = []
-    runs = SEEDS * len(WAYS) * len(LEARNING_RATES)
+    runs = SEEDS * len(PRECISIONS) * len(LEARNING_RATES)
     with tqdm(total=runs, unit="run") as progress:
         for learning_rate in LEARNING_RATES:
-            for name, dtypes in WAYS.items():
+            for name, dtypes in PRECISIONS.items():
                 accuracies, changed = [], []
                 for seed in range(SEEDS):
                     accuracy, share = train(seed, learning_rate, *dtypes)

@@ -58,7 +58,7 @@ def main(options):
         gradient_accumulation_steps=ACCUMULATE,
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=SEED),  # 1
     )
-    set_seed(SEED, device_specific=True)  # other dropout masks on each rank
+    set_seed(SEED, device_specific=True)  # different dropout masks on each rank
     dataset, position = Points(), Position()
     own = torch.Generator().manual_seed(accelerator.process_index)  # 2
     sampler = RandomSampler(dataset)  # 2

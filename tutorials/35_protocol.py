@@ -50,7 +50,7 @@ def after_renaming(folder: Path) -> Files:
     return after_overwriting(folder / f"step-{max(steps)}")
 
 
-WAYS = {
+METHODS = {
     "overwrite": (overwrite, after_overwriting),
     "write, then rename": (write_then_rename, after_renaming),
 }
@@ -69,17 +69,17 @@ def loaded(save: Callable, load: Callable, kill_at: int) -> tuple[str | None, st
 
 def main(plot: Path | None) -> None:
     rows, strips = [], {}
-    for way, (save, load) in WAYS.items():
-        strips[way] = []
+    for method, (save, load) in METHODS.items():
+        strips[method] = []
         for point in itertools.count(1):
             killed, result = loaded(save, load, point)
             if killed is None:
                 break
-            strips[way].append(result)
-            rows.append([way, killed, result])
-        rows.append([way, "after the save", result])
-        strips[way].append(result)
-    print(show.table(["way to save", "killed …", "a resume loads"], rows))
+            strips[method].append(result)
+            rows.append([method, killed, result])
+        rows.append([method, "after the save", result])
+        strips[method].append(result)
+    print(show.table(["method", "killed …", "a resume loads"], rows))
     if plot:
         draw(strips, plot)
 
