@@ -26,9 +26,22 @@ COMMANDS = {  # the question that each command answers
     "report": "What are the results of my runs, and how do the runs differ?",
     "predict": "What does my trained model predict for some test images?",
     "bench": "How fast are the methods from the course on this machine?",
+    "init": "How do I get the course into a folder of mine?",
+    "next": "What should I read or do now?",
     "check": "Is my answer to an exercise correct?",
+    "hint": "How do I go on with an exercise?",
+    "reset": "How do I start an exercise again?",
+    "answer": "What would a right answer have been?",
 }
-SINGLE_MODULES = {"predict", "check"}  # every other command is a folder with a command.py
+SINGLE_MODULES = {
+    "predict",
+    "init",
+    "next",
+    "check",
+    "hint",
+    "reset",
+    "answer",
+}  # others are folders
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from accel_demo.errors import one_line_errors
 from accel_demo.options import Parser
 from accel_demo.processes.launch import run_to_end
 
+COURSE = Path(__file__).parent.parent
 PROGRAM = "tutorials/10_where_am_i.py"
 TORCHRUN = "torchrun --standalone --nproc-per-node 2"
 CONFIG = "accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml"
@@ -63,7 +64,9 @@ def main(plot: Path | None, more: bool) -> None:
 def start(command: str) -> list[dict]:
     """Run the command, and return the values that each process printed."""
     variables = {"ACCELERATE_USE_CPU": "true"} if command.startswith(USE_CPU) else {}
-    result = run_to_end(command.removeprefix(USE_CPU).format(program=PROGRAM), **variables)
+    result = run_to_end(
+        command.removeprefix(USE_CPU).format(program=PROGRAM), cwd=COURSE, **variables
+    )
     matches = [LINE.fullmatch(line) for line in sorted(result.stdout.splitlines())]
     if result.returncode != 0 or None in matches:
         raise RuntimeError(f"{command}: {result.returncode}\n{result.stdout}\n{result.stderr}")

@@ -5,6 +5,7 @@ python tutorials/11_compare.py
 
 import os
 import runpy
+from pathlib import Path
 
 import torch
 from accelerate import PartialState
@@ -12,7 +13,7 @@ from accelerate.utils import DataLoaderConfiguration
 
 from accel_demo import show
 from accel_demo.errors import one_line_errors
-from accel_demo.processes.launch import REPOSITORY, spawn
+from accel_demo.processes.launch import spawn
 from accel_demo.wording import counted
 
 SEEDABLE = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0)
@@ -62,7 +63,7 @@ def weights_of(name: str, options: dict, processes: int) -> torch.Tensor:
 
 def train(name: str, options: dict) -> torch.Tensor:
     """Train on this rank with one of the programs, and return all weights in one vector."""
-    model = runpy.run_path(str(REPOSITORY / f"tutorials/11_{name}.py"))["main"](**options)
+    model = runpy.run_path(str(Path(__file__).with_name(f"11_{name}.py")))["main"](**options)
     # Unconnected processes would end with equal weights, too. (`init_process_group` would fail.)
     if name == "accelerate" and PartialState().num_processes != int(os.environ["WORLD_SIZE"]):
         raise RuntimeError("Accelerate has not connected the processes")

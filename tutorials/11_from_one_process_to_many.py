@@ -13,14 +13,15 @@ from safetensors.torch import load_file
 
 from accel_demo.processes.launch import run_to_end
 
+COURSE = Path(__file__).parent.parent
 CONFIGS = "accelerate_configs"
 RUNS = [  # (launcher, script)
-    ("python", "train_plain.py"),
-    ("python", "train_dp.py"),
-    ("torchrun --standalone --nproc-per-node 1", "train_ddp.py"),
-    (f"accelerate launch --config_file {CONFIGS}/cpu.yaml", "train.py"),
-    ("torchrun --standalone --nproc-per-node 2", "train_ddp.py"),
-    (f"accelerate launch --config_file {CONFIGS}/cpu_two_processes.yaml", "train.py"),
+    ("python", "accel_demo/train_plain.py"),
+    ("python", "accel_demo/train_dp.py"),
+    ("torchrun --standalone --nproc-per-node 1", "accel_demo/train_ddp.py"),
+    (f"accelerate launch --config_file {CONFIGS}/cpu.yaml", "accel_demo/train.py"),
+    ("torchrun --standalone --nproc-per-node 2", "accel_demo/train_ddp.py"),
+    (f"accelerate launch --config_file {CONFIGS}/cpu_two_processes.yaml", "accel_demo/train.py"),
 ]
 # Use all that could make the weights differ: dropout, clipping, accumulation, several epochs.
 FLAGS = (
@@ -40,14 +41,14 @@ def main() -> None:
     for row, (launcher, script) in enumerate(RUNS):
         own, numbered = weights[row], enumerate(weights, start=1)
         same_as = [str(i) for i, other in numbered if i != row + 1 and same(own, other)]
-        command = f"`{launcher} accel_demo/{script}`"
+        command = f"`{launcher} {script}`"
         print(f"| {row + 1} | {command} | {processes[row]} | {', '.join(same_as) or 'none'} |")
 
 
 def train(run: tuple[str, str], run_dir: Path) -> int:
     """Train with one command, which writes to `run_dir`. Return how many processes connected."""
     launcher, script = run
-    result = run_to_end(f"{launcher} accel_demo/{script} {FLAGS} --run-dir {run_dir}")
+    result = run_to_end(f"{launcher} {script} {FLAGS} --run-dir {run_dir}", cwd=COURSE)
     if result.returncode != 0:
         raise RuntimeError(f"{script}: {result.returncode}\n{result.stdout}\n{result.stderr}")
     return json.loads((run_dir / "environment.json").read_text())["processes"]

@@ -20,8 +20,9 @@ from safetensors.torch import load_file
 from accel_demo import show
 from accel_demo.data import packaged_set
 from accel_demo.errors import one_line_errors
-from accel_demo.processes.launch import REPOSITORY, run_to_end
+from accel_demo.processes.launch import run_to_end
 
+TUTORIALS = Path(__file__).parent
 SEEDS = range(5)
 CONFIGS = {1: "accelerate_configs/cpu.yaml", 2: "accelerate_configs/cpu_two_processes.yaml"}
 ONLY_WRAPPED = {
@@ -61,7 +62,7 @@ EXACT = {  # nothing that differs between the ranks, except rounding, which is s
     "packaged_set(split)\n": "torch.utils.data.Subset(packaged_set(split), range(1920))\n",
 }
 _, LABELS = packaged_set("test")[:]
-auc = runpy.run_path(str(REPOSITORY / "tutorials/12_plain.py"))["auc"]
+auc = runpy.run_path(str(TUTORIALS / "12_plain.py"))["auc"]
 
 
 def main() -> None:
@@ -109,7 +110,7 @@ def train(name: str, changes: dict, processes: int, folder: Path, flags: str = "
 
     With 0 processes, the script is started without a launcher.
     """
-    text = (REPOSITORY / "tutorials" / name).read_text()
+    text = (TUTORIALS / name).read_text()
     for old, new in changes.items():
         if old not in text:
             raise RuntimeError(f"{name} does not contain {old!r}")
@@ -122,7 +123,7 @@ def train(name: str, changes: dict, processes: int, folder: Path, flags: str = "
         launcher = f"accelerate launch --config_file {CONFIGS[processes]}"
     launcher = launcher if processes else "python"
     command = f"{launcher} '{script}' {flags} --folder '{folder}'"
-    run = run_to_end(command, time_limit=300)
+    run = run_to_end(command, time_limit=300, cwd=TUTORIALS.parent)
     if run.returncode:
         raise RuntimeError(f"{command} failed:\n{run.stderr}")
     return last_weights(folder)

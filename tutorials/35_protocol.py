@@ -12,9 +12,10 @@ from pathlib import Path
 
 from accel_demo import show
 from accel_demo.errors import one_line_errors
+from accel_demo.lab.course.originals import EXERCISES
 from accel_demo.options import Parser
 
-sys.path.insert(0, str(Path(__file__).parent / "exercises" / "graders"))
+sys.path.insert(0, str(EXERCISES / "graders"))
 from kill_points import call_in_process
 
 NAMES = ["model.bin", "optimizer.bin"]

@@ -17,9 +17,9 @@ from accel_demo.errors import one_line_errors
 from accel_demo.options import Parser
 from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
 from accel_demo.processes.environment import QUIET, environment_for
-from accel_demo.processes.launch import REPOSITORY
 from accel_demo.show import table
 
+COURSE = Path(__file__).parent.parent
 SCRIPT = "accel_demo/train_ddp.py"
 FLAGS = "--model tiny_cnn --dataset synthetic --train-samples 4800 --test-samples 16 --batch-size 4"
 FLAGS += " --epochs 1 --checkpoint-every 20 --log-every 1 --resume auto --run-dir"
@@ -55,7 +55,7 @@ def run(options: str, target: str, number: signal.Signals, folder: Path) -> tupl
     words = f"torchrun --standalone --nproc-per-node 2 {options} {SCRIPT} {FLAGS} {folder}/run"
     with open(folder / "log", "w") as log:
         launcher = psutil.Popen(
-            words.split(), env=environment_for(QUIET), cwd=REPOSITORY, stdout=log, stderr=log
+            words.split(), env=environment_for(QUIET), cwd=COURSE, stdout=log, stderr=log
         )
     try:
         wait_for_step(folder / "run" / "metrics.jsonl", launcher)

@@ -7,6 +7,7 @@ import os
 import random
 import statistics
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,7 @@ SETTINGS = {
         "OMP_WAIT_POLICY": "passive",
     },
 }
+COURSE = Path(__file__).parent.parent
 LAUNCH = "torchrun --standalone --nproc-per-node 2 tutorials/41_spin.py"
 REPEATS, WARM_UP, STEPS = 5, 3, 15
 
@@ -42,7 +44,7 @@ def main() -> None:
     with tqdm(total=REPEATS * len(SETTINGS), desc="spin", unit="launch") as progress:
         for _ in range(REPEATS):
             for name in random.sample(list(SETTINGS), len(SETTINGS)):
-                result = run_to_end(LAUNCH, **SETTINGS[name])
+                result = run_to_end(LAUNCH, cwd=COURSE, **SETTINGS[name])
                 if result.returncode != 0:
                     raise UserError(f"`{LAUNCH}` returned {result.returncode}: {result.stderr}")
                 processes, milliseconds = result.stdout.split()

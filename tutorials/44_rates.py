@@ -6,6 +6,7 @@ python tutorials/44_rates.py    # needs root and Linux; takes minutes
 import math
 import random
 import re
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -44,7 +45,7 @@ def seconds_per_step(rate: str) -> tuple[int, float]:
     """Return the bytes that each process sends per step, and the seconds per step."""
     limit = "" if RATES[rate] == math.inf else f" --rate {rate}"
     command = f"accel-demo nodes --processes-per-node 1{limit} -- torchrun tutorials/44_step.py"
-    ended = run_to_end(command, 120)
+    ended = run_to_end(command, 120, cwd=Path(__file__).parent.parent)
     match = re.search(STEP, ended.stdout)
     if ended.returncode != 0 or not match:
         raise UserError(f"`{command}` failed: {(ended.stderr.strip().splitlines() or ['?'])[-1]}")

@@ -20,7 +20,7 @@ from torch import nn
 from torchvision import models
 
 from accel_demo.errors import one_line_errors
-from accel_demo.processes.launch import REPOSITORY, run_to_end
+from accel_demo.processes.launch import run_to_end
 
 OLD_LAUNCHER = "python -m torch.distributed.launch --nproc_per_node=2 91_old.py"
 TORCHRUN = "torchrun --standalone --nproc-per-node 2 91_old.py"
@@ -90,7 +90,7 @@ MISTAKES = [  # each start has all the edits above and its own
 
 
 def main() -> None:
-    script = edited(Path(REPOSITORY, "tutorials/91_old.py").read_text(), SMALLER)
+    script = edited(Path(__file__).with_name("91_old.py").read_text(), SMALLER)
     starts, scripts = [*REPAIRS, *MISTAKES], []  # for each start: the script before and after
     for start in starts:
         scripts.append((script, edited(script, start.edits)))
@@ -123,7 +123,7 @@ def what_happened(start: Start, script: str) -> list[str]:
     """Start the script in a new folder. Return what it printed, or its error."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        runpy.run_path(str(REPOSITORY / "tutorials/91_small_mnist.py"))["write"](folder / "data")
+        runpy.run_path(str(Path(__file__).with_name("91_small_mnist.py")))["write"](folder / "data")
         (folder / "91_old.py").write_text(script + COUNT)
         # With these variables, the launcher writes what each process prints to separate files.
         ended = run_to_end(start.command, cwd=folder, PET_REDIRECTS="3", PET_LOG_DIR="logs")

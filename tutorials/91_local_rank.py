@@ -12,7 +12,7 @@ from pathlib import Path
 from accel_demo import show
 from accel_demo.errors import one_line_errors
 from accel_demo.options import Parser
-from accel_demo.processes.launch import REPOSITORY, run_to_end
+from accel_demo.processes.launch import run_to_end
 
 COMMAND = "torchrun --standalone --nproc-per-node 2"
 IMPORTS = "import json\nimport os\n"
@@ -26,8 +26,8 @@ RED, GREEN, GRAY = "#b3261e", "#1b5e20", "#555555"
 
 def main() -> None:
     options = Parser(__doc__, plot=True).parse_args()
-    old = (REPOSITORY / "tutorials/91_old.py").read_text().partition("dist.init")[0]
-    edits = runpy.run_path(str(REPOSITORY / "tutorials/91_failures.py"))
+    old = Path(__file__).with_name("91_old.py").read_text().partition("dist.init")[0]
+    edits = runpy.run_path(str(Path(__file__).with_name("91_failures.py")))
     new = old.replace(edits["OLD_PARSER"], edits["NEW_RANK"])
     panels = {"--local_rank, default=0": reports(old), "LOCAL_RANK": reports(new)}
     if options.plot:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from accel_demo.processes.launch import run_to_end
 
@@ -45,7 +46,7 @@ def start(launcher: str) -> tuple[str, list[dict]]:
     """Run the launcher. Return its name and the reports of its workers."""
     command, processes = LAUNCHERS[launcher]
     worker = "tutorials/94_launchers.py --worker"
-    result = run_to_end(command.format(worker=worker))
+    result = run_to_end(command.format(worker=worker), cwd=Path(__file__).parent.parent)
     reports = [json.loads(line) for line in result.stdout.splitlines()]
     if result.returncode != 0 or len(reports) != processes:
         raise RuntimeError(f"{command}: {result.returncode}\n{result.stdout}\n{result.stderr}")

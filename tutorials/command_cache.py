@@ -36,11 +36,12 @@ from accel_demo.files import write_whole
 from accel_demo.processes import cleanup, launch
 from accel_demo.processes import environment as variables_of_launchers
 from accel_demo.processes.environment import QUIET, environment_for
-from accel_demo.processes.launch import REPOSITORY, STARTER, run_to_end
+from accel_demo.processes.launch import STARTER, run_to_end
 
-sys.path.insert(0, str(REPOSITORY))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support import fork_client, fork_server
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 STORE = REPOSITORY / ".page_cache"
 FORCE = "ACCEL_DEMO_FORCE"  # if this variable is not empty, every command runs
 RECORDER = Path(__file__).resolve().parent / "recorder"
@@ -94,7 +95,7 @@ def _run(command: str, folder: str) -> SimpleNamespace:
     variables = {"TMPDIR": folder}
     if not command.startswith(AUDIT):
         variables |= {"PYTHONPATH": _python_path(), "ACCEL_DEMO_RECORD": str(log)}
-    ended = run_to_end(command, TIME_LIMIT, **variables)
+    ended = run_to_end(command, TIME_LIMIT, cwd=REPOSITORY, **variables)
     ended.record = os.fsdecode(log.read_bytes()) if log.exists() else ""
     return ended
 

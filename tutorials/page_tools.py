@@ -23,8 +23,8 @@ from command_cache import FORCE, forking, result_of
 
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.options import Parser
-from accel_demo.processes.launch import REPOSITORY
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 OTHER_PAGES = ("README.md", "benchmarks/BENCHMARKS.md", "tutorials/pitfalls/README.md")
 # Numbers of the slowest pages. To shorten the whole run, these pages start first.
 SLOWEST = ("91", "10", "11", "34", "23", "24", "33", "31", "30")

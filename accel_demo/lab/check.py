@@ -1,9 +1,9 @@
-"""Check your answer to a tutorial exercise, or show a hint.
+"""Check your answer to an exercise.
 
 accel-demo check                        # list the exercises, and which of them you have solved
 accel-demo check 10
+accel-demo check 10 --watch             # check again whenever you save the file, until it is right
 accel-demo check 10 --file my_answer.py
-accel-demo check 10 --hint              # a first hint; --hint 2 shows the second
 accel-demo check --all
 
 Exit code: 0 if the answer is right, 1 if it is wrong, 2 if an option is invalid, 3 if the check
@@ -11,38 +11,98 @@ itself failed, 4 if the answer did not finish in time (on a busy machine, it may
 and 5 if the exercise file is unchanged. With --all: 0 if all answers are right, otherwise 1.
 """
 
-import importlib
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 
-from accel_demo.errors import UserError
+from accel_demo.errors import UserError, output_may_be_closed
+from accel_demo.lab.course.exercises import Exercise, all_exercises, exercise_named
+from accel_demo.lab.course.folder import Course, digest_of, this_course
 from accel_demo.options import Parser
-from accel_demo.processes.launch import REPOSITORY
+from accel_demo.processes.cleanup import kill_tree, sigterm_raises
+from accel_demo.processes.launch import start
+from accel_demo.show import table
+from accel_demo.wording import counted
 
-GRADERS = REPOSITORY / "tutorials" / "exercises" / "graders"
+BETWEEN_LOOKS = 0.3  # seconds between two looks at a watched file
 
 
 def main(arguments: list[str]) -> int:
     """Check the chosen exercise, and return the exit code."""
-    options = parser().parse_args(arguments)
-    if not GRADERS.is_dir():
-        raise UserError(
-            "the exercises are not in the installed package. Clone the repository, and run "
-            "`pip install -e .` there."
-        )
-    if str(GRADERS) not in sys.path:
-        sys.path.append(str(GRADERS))
-    return importlib.import_module("exercises").run(options)
-
-
-def parser() -> Parser:
     parser = Parser(__doc__, prog="accel-demo check")
     parser.add_argument("exercise", nargs="?", metavar="NN", help="exercise number")
     parser.add_argument("--file", type=Path, help="your answer (default: the exercise file)")
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument(
-        "--hint", nargs="?", type=int, const=1, metavar="N", help="show hint 1 (default) or 2"
-    )
-    shown.add_argument("--answer", action="store_true", help="show our answer")
+    help = "check again whenever you save the file, until the answer is right"
+    parser.add_argument("--watch", action="store_true", help=help)
     parser.add_argument("--all", action="store_true", help="check all exercise files")
-    return parser
+    options = parser.parse_args(arguments)
+    if options.exercise is None:
+        for flag in ("file", "watch"):
+            if getattr(options, flag):
+                example = f"accel-demo check 10 --{flag}{' my_answer.py' * (flag == 'file')}"
+                raise UserError(f"--{flag} needs an exercise: {example}")
+        return check_all(this_course()) if options.all else show_list(this_course())
+    if options.all:
+        raise UserError("--all checks every exercise: leave out the number")
+    exercise = exercise_named(options.exercise)
+    course = None if options.file else this_course()
+    file = course.exercise_file(exercise) if course else options.file
+    if not file.is_file():
+        raise UserError(f"no answer file at {file}. Specify one with --file.")
+    if file.suffix != ".py":
+        raise UserError(f"{file} must be a Python file with a name that ends in .py")
+    return watch(exercise, file, course) if options.watch else check(exercise, file, course)
+
+
+def show_list(course: Course) -> int:
+    rows = [[number, one.title, course.state(one)] for number, one in all_exercises().items()]
+    print(table(["NN", "exercise", "state"], rows))
+    print("\nThe files are in tutorials/exercises/. Check one with `accel-demo check NN`.")
+    return 0
+
+
+def check_all(course: Course) -> int:
+    exercises, right = all_exercises(), 0
+    for number, exercise in exercises.items():
+        print(f"{number} {exercise.title}", flush=True)
+        right += check(exercise, course.exercise_file(exercise), course) == 0
+        print(flush=True)
+    print(f"{right} of {counted(len(exercises), 'exercise')} are right")
+    return 0 if right == len(exercises) else 1
+
+
+def watch(exercise: Exercise, file: Path, course: Course | None) -> int:
+    """Check the file now and whenever it is saved, until the answer is right. Return 0."""
+    while True:
+        checked = digest_of(file)
+        if check(exercise, file, course) == 0:
+            return 0
+        print(f"\nwaiting until you save {file.name} (stop with Ctrl-C) …", flush=True)
+        while not file.exists() or digest_of(file) == checked:  # some editors replace the file
+            time.sleep(BETWEEN_LOOKS)
+        print(flush=True)
+
+
+def check(exercise: Exercise, file: Path, course: Course | None) -> int:
+    """Run the grader on the file, store the result in the course, and return the exit code."""
+    if not exercise.is_started(file):
+        with output_may_be_closed():  # the exit code stays the same
+            print(f"not started: {file.name} is unchanged. Its first lines describe the task.")
+            print(f"For a hint: accel-demo hint {exercise.number}")
+        return 5
+    digest = digest_of(file)  # the learner may save the file while it is being checked
+    command = [sys.executable, str(exercise.grader), str(file)]
+    grader = start(command, dict(os.environ), sys.stdout, sys.stderr)
+    with sigterm_raises(SystemExit(128 + signal.SIGTERM)):
+        try:
+            code = grader.wait()
+        finally:  # after Ctrl-C or SIGTERM, the grader and the answer may still be running
+            kill_tree(grader)
+    if course and code in (0, 1):
+        course.record(exercise, code == 0, digest)
+    if course and code == 0:
+        with output_may_be_closed():
+            print(f"Our answer: accel-demo answer {exercise.number}. Go on: accel-demo next")
+    return code

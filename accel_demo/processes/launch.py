@@ -32,7 +32,6 @@ from accel_demo.errors import UserError, one_line_errors, say
 from accel_demo.processes.cleanup import SIGNALS, kill_descendants, kill_tree, signals_to_catch
 from accel_demo.processes.environment import QUIET, environment_for, number_in, rank_environment
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PRELOADED = ("torch._dynamo",)  # slow to import; the first optimizer needs it
 STARTER = "ACCEL_DEMO_STARTER"  # environment variable that changes how `start` works
 PORT_ADVICE = "Set MASTER_PORT to a free port, or leave it unset."
@@ -160,7 +159,7 @@ def run_to_end(
     time_limit: float = 120,
     *,
     environment: dict[str, str] | None = None,
-    cwd: Path = REPOSITORY,
+    cwd: Path | None = None,
     **changes: str,
 ) -> SimpleNamespace:
     """Run a command until it exits, and return its `returncode`, `stdout` and `stderr`.
@@ -199,7 +198,7 @@ def start(
     stderr,
     *,
     stdin=subprocess.DEVNULL,
-    cwd: str | Path = REPOSITORY,
+    cwd: str | Path | None = None,
     new_session: bool = False,
     ignored_signal: int | None = None,
 ) -> subprocess.Popen:

@@ -1,4 +1,4 @@
-"""Test the list of exercises, the hints, and `accel-demo check --all`."""
+"""Test the commands for a learner's course: init, next, check, hint, reset and answer."""
 
 import os
 import re
@@ -8,37 +8,42 @@ import subprocess
 import sys
 import time
 
-import exercises
 import psutil
 import pytest
 from grading import Outcome
 
 from accel_demo.errors import UserError
+from accel_demo.lab import answer, hint, init, next, reset
 from accel_demo.lab.check import main
+from accel_demo.lab.course import exercises
+from accel_demo.lab.course.folder import STATE, Course, digest_of
 from accel_demo.processes.environment import environment_for
-from tests.conftest import BIN, REPOSITORY
+from tests.conftest import BIN
 from tests.pages.pages import load_grader
 
-STATES = [
-    "not written yet",
-    "not checked yet",
-    "wrong",
-    "wrong, but changed since",
-    "right",
-]
+STATES = ["not started", "not checked yet", "wrong", "wrong, but changed since", "right"]
 
 
 @pytest.fixture
-def two(tmp_path, monkeypatch):
-    """A copy of the exercises 33 and 90. Returns its folder."""
-    folder = tmp_path / "exercises"
-    shutil.copytree(exercises.EXERCISES, folder, ignore=shutil.ignore_patterns(".checked"))
+def course(tmp_path, monkeypatch):
+    """A course in the current folder."""
+    course = Course(tmp_path / "course")
+    course.folder.mkdir()
+    course.update()
+    monkeypatch.chdir(course.folder)
+    return course
+
+
+@pytest.fixture
+def two(course, tmp_path, monkeypatch):
+    """The folder of a course's exercises, of which only 33 and 90 have a grader."""
+    folder = tmp_path / "originals"
+    shutil.copytree(exercises.EXERCISES, folder)
     for grader in (folder / "graders").glob("[0-9]*.py"):
         if grader.stem not in ("33", "90"):
             grader.unlink()
     monkeypatch.setattr(exercises, "EXERCISES", folder)
-    monkeypatch.setattr(exercises, "CHECKED", folder / ".checked")
-    return folder
+    return course.folder / "tutorials" / "exercises"
 
 
 def states(capfd) -> dict[str, str]:
@@ -48,6 +53,12 @@ def states(capfd) -> dict[str, str]:
     return {cells[1].strip(): cells[-2].strip() for cells in lines}
 
 
+def solve(number: str, folder) -> None:
+    """Write our answer to the exercise file."""
+    [file] = folder.glob(f"{number}_*.py")
+    file.write_bytes(exercises.Exercise(number).answer.read_bytes())
+
+
 def test_the_list_shows_the_result_of_the_last_check_and_whether_the_file_has_changed(two, capfd):
     file = two / "90_visible_devices.py"
     seen = [states(capfd)]
@@ -55,75 +66,189 @@ def test_the_list_shows_the_result_of_the_last_check_and_whether_the_file_has_ch
     seen.append(states(capfd))
     assert main(["90"]) == 1
     seen.append(states(capfd))
-    file.write_text((two / "answers" / file.name).read_text())
+    solve("90", two)
     seen.append(states(capfd))
     assert main(["90"]) == 0
     seen.append(states(capfd))
     assert [row["90"] for row in seen] == STATES
-    assert {row["33"] for row in seen} == {"not written yet"}
+    assert {row["33"] for row in seen} == {"not started"}
 
 
 @pytest.mark.parametrize("number", exercises.all_exercises())
-def test_an_unchanged_exercise_file_is_not_graded(tmp_path, capfd, number):
-    """If you have changed the exercise, store its new hash in hints.yaml: `sha256sum FILE`."""
+def test_an_unchanged_exercise_file_is_not_graded(course, tmp_path, capfd, number):
     copy = tmp_path / "answer.py"
-    copy.write_bytes(exercises.Exercise(number).file.read_bytes().replace(b"\n", b"\r\n"))
+    copy.write_bytes(exercises.Exercise(number).original.read_bytes().replace(b"\n", b"\r\n"))
     for file in ([], ["--file", str(copy)]):
         assert main([number, *file]) == 5
         printed = capfd.readouterr().out
-        assert printed.startswith("not written yet: ")
-        assert printed.endswith(f"For a hint: accel-demo check {number} --hint\n")
+        assert printed.startswith("not started: ")
+        assert printed.endswith(f"For a hint: accel-demo hint {number}\n")
 
 
 def test_a_check_of_another_file_does_not_change_the_state_of_the_exercise(two, capfd):
-    assert main(["90", "--file", str(two / "answers" / "90_visible_devices.py")]) == 0
-    assert states(capfd)["90"] == "not written yet"
+    assert main(["90", "--file", str(exercises.Exercise("90").answer)]) == 0
+    assert states(capfd)["90"] == "not started"
 
 
 def test_all_exercises_are_checked_in_one_go(two, capfd):
-    file = two / "90_visible_devices.py"
-    file.write_text((two / "answers" / file.name).read_text())
+    solve("90", two)
     assert main(["--all"]) == 1
     printed = capfd.readouterr().out
     titles = [f"{number} {exercises.Exercise(number).title}" for number in ("33", "90")]
-    expected = [titles[0], "not written yet: ", titles[1], "right: "]
+    expected = [titles[0], "not started: ", titles[1], "right: "]
     places = [printed.index(text) for text in expected]
     assert places == sorted(places)
     assert printed.endswith("1 of 2 exercises are right\n")
-    answer = two / "answers" / "33_precision_setting.py"
-    (two / answer.name).write_text(answer.read_text())
+    solve("33", two)
     assert main(["--all"]) == 0
 
 
-def test_hints_and_the_answer_are_shown_on_request(capsys):
+def test_a_watched_file_is_checked_whenever_it_is_saved_until_it_is_right(two):
+    file = two / "90_visible_devices.py"
+    command = [sys.executable, BIN / "accel-demo", "check", "90", "--watch"]
+    environment = environment_for({"PYTHONUNBUFFERED": "1"})
+    with subprocess.Popen(
+        command, cwd=two, env=environment, stdout=subprocess.PIPE, text=True
+    ) as watching:
+        try:
+            assert watching.stdout is not None
+            seen = []
+            for line in watching.stdout:
+                seen.append(line.split(":")[0].split(" ")[0].strip())
+                if line.startswith("waiting") and "wrong" not in seen:
+                    file.write_text("# nothing\n")
+                elif line.startswith("waiting"):
+                    solve("90", two)
+            assert watching.wait(60) == 0
+        finally:
+            watching.kill()
+    firsts = [word for word in seen if word in ("not", "waiting", "wrong", "right")]
+    assert firsts == ["not", "waiting", "wrong", "waiting", "right"]
+
+
+def test_there_are_two_different_hints(capsys):
     hints = [
-        main(["90", *flags]) == 0 and capsys.readouterr().out
-        for flags in (["--hint"], ["--hint", "1"], ["--hint", "2"])
+        hint.main(["90", *number]) == 0 and capsys.readouterr().out for number in ([], ["1"], ["2"])
     ]
     assert hints[0] == hints[1] != hints[2]
     assert hints[0].startswith("hint 1 of 2: ") and hints[2].startswith("hint 2 of 2: ")
-    assert main(["90", "--answer"]) == 0
-    assert capsys.readouterr().out == exercises.Exercise("90").answer.read_text()
+
+
+def test_our_answer_is_shown_to_those_who_have_solved_the_exercise_or_give_up(two, capfd):
+    ours = exercises.Exercise("90").answer.read_text()
+    with pytest.raises(UserError, match="exercise 90 is not solved yet. Run `accel-demo check 90`"):
+        answer.main(["90"])
+    assert answer.main(["90", "--give-up"]) == 0
+    assert capfd.readouterr().out == ours
+    solve("90", two)
+    assert main(["90"]) == 0
+    (two / "90_visible_devices.py").write_text("# changed since\n")
+    assert main(["90"]) == 1
+    capfd.readouterr()
+    assert answer.main(["90"]) == 0
+    assert capfd.readouterr().out == ours
+
+
+def test_a_reset_restores_the_exercise_and_keeps_every_version_of_the_learner(two, capsys):
+    file = two / "90_visible_devices.py"
+    original = file.read_bytes()
+    for number in (1, 2):
+        file.write_text(f"# version {number}\n")
+        assert reset.main(["90"]) == 0
+        assert file.read_bytes() == original
+        assert file.with_name(f"{file.name}.{number}").read_text() == f"# version {number}\n"
+    assert reset.main(["90"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{file.name} is unchanged already"
+    assert len(list(two.glob("90_*"))) == 3
+
+
+def next_exercise(capsys, *flags: str) -> str:
+    assert next.main([*flags]) == 0
+    [number] = re.findall("^Then: accel-demo check ([0-9]+)", capsys.readouterr().out, re.MULTILINE)
+    return number
+
+
+def test_next_follows_the_main_path_past_what_is_solved_or_skipped(course, capsys):
+    assert next_exercise(capsys) == "10"
+    assert next_exercise(capsys, "--skip") == "11"
+    course.record(exercises.Exercise("11"), True, "")
+    assert next_exercise(capsys) == "12"
+    course.record(exercises.Exercise("12"), False, "")
+    assert next_exercise(capsys) == "12"
+    for number in ("12", "13", "20", "21", "22", "23", "30", "31", "34"):
+        course.record(exercises.Exercise(number), True, "")
+    assert next_exercise(capsys) == "40"
+    course.record(exercises.Exercise("40"), True, "")
+    assert next_exercise(capsys) == "24"  # by need, but it still has an exercise
+    for number in exercises.all_exercises():
+        course.record(exercises.Exercise(number), True, "")
+    assert next.main([]) == 0
+    assert "You have done everything." in capsys.readouterr().out
+    with pytest.raises(UserError, match="there is nothing to skip"):
+        next.main(["--skip"])
+
+
+def test_the_commands_work_in_all_folders_of_a_course_and_only_there(course, capsys, monkeypatch):
+    monkeypatch.chdir(course.folder / "tutorials" / "exercises")
+    assert main([]) == 0
+    monkeypatch.chdir(course.folder.parent)
+    for command in (main, next.main):
+        with pytest.raises(UserError, match="the course is in course/. Run `cd course` first"):
+            command([])
+    monkeypatch.chdir("/")
+    for command, arguments in ((main, ["90"]), (next.main, []), (reset.main, ["90"])):
+        with pytest.raises(UserError, match="there is no course in this folder. Run `accel-demo"):
+            command(arguments)
+
+
+def test_init_updates_what_the_learner_has_not_edited(course, capsys, monkeypatch):
+    edited, old, missing = (course.folder / name for name in ("train.py", "README.md", "source"))
+    edited.write_text("# mine\n")
+    old.write_text("from an older version\n")
+    shutil.rmtree(missing)
+    written = course.folder / STATE / "written.json"
+    record = written.read_text()
+    for file in (edited, old):
+        [line] = [line for line in record.splitlines() if f'"{file.name}"' in line]
+        digest = "0" * 64 if file == edited else digest_of(file)
+        record = record.replace(line, f' "{file.name}": "{digest}",')
+    written.write_text(record)
+    assert init.main(["."]) == 0
+    printed = capsys.readouterr().out
+    assert edited.read_text() == "# mine\n" and "    train.py\n" in printed
+    assert "accel-demo next" in old.read_text() and missing.is_dir()
+    assert init.main(["."]) == 0 and "updated 0 files" in capsys.readouterr().out
+
+
+def test_init_refuses_a_folder_that_is_not_empty_and_a_course_in_a_course(course, capsys):
+    with pytest.raises(UserError, match="tutorials is not empty. Choose a new folder"):
+        init.main(["tutorials"])
+    with pytest.raises(UserError, match="is a course. Run `accel-demo init .` there"):
+        init.main([])
+    with pytest.raises(UserError, match=r"cannot write train.py/x \(Not a directory\)"):
+        init.main(["train.py/x"])
+    assert init.main(["other"]) == 0
+    assert "accel-demo next" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("command", "arguments", "message"),
     [
-        ("99", "there is no exercise 99. Choose one of 10, 11, "),
-        ("--hint", "--hint needs an exercise: accel-demo check 10 --hint"),
-        ("--hint 20", "--hint needs an exercise: accel-demo check 10 --hint"),
-        ("--answer", "--answer needs an exercise: accel-demo check 10 --answer"),
-        ("--file x.py", "--file needs an exercise: accel-demo check 10 --file my_answer.py"),
-        ("10 --all", "--all checks every exercise: leave out the number"),
-        ("10 --file nothing.py", "no answer file at nothing.py. Specify one with --file."),
-        ("10 --hint 3", "there are two hints: --hint must be 1 or 2, got 3"),
-        ("10 --hint --answer", "not allowed with argument"),
-        ("10 --file README.md", "README.md must be a Python file with a name that ends in .py"),
+        (main, "99", "there is no exercise 99. Choose one of 10, 11, "),
+        (main, "--watch", "--watch needs an exercise: accel-demo check 10 --watch"),
+        (main, "--file x.py", "--file needs an exercise: accel-demo check 10 --file my_answer.py"),
+        (main, "10 --all", "--all checks every exercise: leave out the number"),
+        (main, "10 --file nothing.py", "no answer file at nothing.py. Specify one with --file."),
+        (main, "10 --file README.md", "README.md must be a Python file with a name that ends in"),
+        (hint.main, "10 3", "invalid choice: 3"),
+        (hint.main, "", "the following arguments are required: NN"),
+        (reset.main, "99", "there is no exercise 99"),
+        (answer.main, "99", "there is no exercise 99"),
     ],
 )
-def test_bad_input_is_reported_in_one_line(arguments, message):
+def test_bad_input_is_reported_in_one_line(course, command, arguments, message):
     with pytest.raises(UserError, match=message):
-        main(arguments.split())
+        command(arguments.split())
 
 
 # An answer that writes its process ID to a file, and then survives Ctrl-C.
@@ -144,7 +269,7 @@ def test_an_interrupted_check_leaves_no_process(tmp_path, number):
     command = [sys.executable, BIN / "accel-demo", "check", "90", "--file", answer]
     environment = environment_for({"PID_FILE": str(pid_file)})
     checked = subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment, start_new_session=True, stderr=subprocess.DEVNULL
+        command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.DEVNULL
     )
     try:
         deadline = time.monotonic() + 60
@@ -177,7 +302,7 @@ FAILURES = {  # {what the grader does: regular expression for stderr}
 @pytest.mark.parametrize("line", FAILURES)
 def test_a_check_that_fails_itself_is_not_a_wrong_answer(two, capfd, line):
     (two / "90_visible_devices.py").write_text("")
-    (two / "graders" / "90.py").write_text(GRADER.format(line))
+    (exercises.EXERCISES / "graders" / "90.py").write_text(GRADER.format(line))
     assert main(["90"]) == 3
     printed = capfd.readouterr()
     assert printed.out == "the check itself failed, so your answer was not graded\n"
@@ -208,12 +333,12 @@ def test_a_mistake_in_our_answer_is_not_blamed_on_the_learner(tmp_path, mistake,
     ],
 )
 def test_a_closed_pipe_changes_neither_the_verdict_nor_the_record(
-    two, capfd, monkeypatch, line, code, state
+    two, course, capfd, monkeypatch, line, code, state
 ):
     (two / "90_visible_devices.py").write_text("")
-    (two / "graders" / "90.py").write_text(GRADER.format(line))
+    (exercises.EXERCISES / "graders" / "90.py").write_text(GRADER.format(line))
     exercise = exercises.Exercise("90")
-    exercise.record(True, exercise.digest())
+    course.record(exercise, True, digest_of(two / "90_visible_devices.py"))
     read_end, write_end = os.pipe()
     os.close(read_end)  # as `| head` does
     with open(write_end, "w") as closed, monkeypatch.context() as context:
@@ -227,7 +352,7 @@ def test_a_closed_pipe_changes_neither_the_verdict_nor_the_record(
 @pytest.mark.parametrize(("text", "code"), [("", 1), (None, 5)], ids=["wrong", "unchanged"])
 def test_a_closed_pipe_does_not_change_the_exit_code(start, tmp_path, text, code, unbuffered):
     file = tmp_path / "answer.py"
-    file.write_text(exercises.Exercise("90").file.read_text() if text is None else text)
+    file.write_text(exercises.Exercise("90").original.read_text() if text is None else text)
     command = f"accel-demo check 90 --file {file} | head -c 0; exit ${{PIPESTATUS[0]}}"
     result = start(["bash", "-c", command], PYTHONUNBUFFERED=unbuffered)
     assert (result.returncode, result.stderr) == (code, "")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from exercises import all_exercises
 
+from accel_demo.lab.course.exercises import all_exercises
 from tests.exercises.wrong_answers import ANSWERS, edited, patched, wrong_answers
 from tests.pages.pages import check
 
@@ -72,8 +72,8 @@ def is_rejected(
 
 @each_exercise
 def test_the_stub_runs_and_is_rejected(start, tmp_path, exercise):
-    copy = tmp_path / exercise.file.name
-    copy.write_text(f"{exercise.file.read_text()}\n# changed\n")
+    copy = tmp_path / exercise.original.name
+    copy.write_text(f"{exercise.original.read_text()}\n# changed\n")
     result = check(start, exercise.number, copy)
     message = MISTAKE_IN_STUB.get(exercise.number, "")
     assert is_rejected(result, exercise.number, message), result.stdout + result.stderr
@@ -112,7 +112,7 @@ def test_an_exercise_has_two_hints_and_enough_answers_to_test_it(exercise):
     assert len(list((ANSWERS / exercise.number).glob("right_*.py"))) >= 2
     assert len(wrong_answers(exercise.number)) >= 3
     assert len(exercise.hints) == 2
-    docstring = ast.get_docstring(ast.parse(exercise.file.read_text()))
+    docstring = ast.get_docstring(ast.parse(exercise.original.read_text()))
     assert docstring and docstring.startswith(f"Exercise {exercise.number}: {exercise.title}.\n")
 
 
@@ -192,7 +192,7 @@ def blocks_of(page: Path) -> list[str]:
 @each_exercise
 def test_no_page_contains_code_that_passes_its_own_exercise(start, tmp_path, exercise):
     """Each block is checked alone, and in the exercise's file, in which it replaces functions."""
-    stub = exercise.file.read_text()
+    stub = exercise.original.read_text()
     for number, block in enumerate(blocks_of(exercise.page)):
         for name, text in (
             (f"block_{number}.py", block),

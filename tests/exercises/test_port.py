@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from exercises import all_exercises
 
+from accel_demo.lab.course.exercises import all_exercises
 from accel_demo.processes.environment import environment_for
 from tests.conftest import BIN, REPOSITORY
 from tests.pages.pages import EXERCISES, check, load_grader
@@ -32,13 +32,13 @@ def without_docstring(text: str) -> str:
 
 
 def test_the_exercise_starts_with_the_old_script(grader):
-    stub, old = EXERCISE.file.read_text(), grader.OLD_SCRIPT.read_text()
+    stub, old = EXERCISE.original.read_text(), grader.OLD_SCRIPT.read_text()
     assert without_docstring(stub) == without_docstring(old)
     assert grader.changed_lines(old, stub) == 0
 
 
 def test_the_docstring_states_what_the_grader_allows(grader):
-    docstring = ast.get_docstring(ast.parse(EXERCISE.file.read_text())) or ""
+    docstring = ast.get_docstring(ast.parse(EXERCISE.original.read_text())) or ""
     docstring = " ".join(docstring.split())
     assert f"At most {grader.MOST_CHANGES} lines differ" in docstring
     assert f"each of the {grader.TEST} test images" in docstring

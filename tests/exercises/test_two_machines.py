@@ -12,9 +12,9 @@ import time
 
 import psutil
 import pytest
-from exercises import all_exercises
 from grading import Wrong
 
+from accel_demo.lab.course.exercises import all_exercises
 from accel_demo.processes.environment import environment_for
 from tests.conftest import BIN, REPOSITORY
 from tests.exercises.test_matrix import is_rejected, sections_named_in
@@ -249,7 +249,7 @@ def test_a_right_answer_with_a_barrier_inside_a_block_gets_a_remark(start, tmp_p
 
 
 def test_the_exercise_describes_exactly_the_actions_there_are(nodes):
-    tree = ast.parse(EXERCISE.file.read_text())
+    tree = ast.parse(EXERCISE.original.read_text())
     described = re.findall(r"^\d\.  (\w+)\(", ast.get_docstring(tree) or "", re.MULTILINE)
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     called = [call.attr for call in calls if isinstance(call, ast.Attribute)]

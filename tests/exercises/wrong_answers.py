@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from exercises import all_exercises
+
+from accel_demo.lab.course.exercises import all_exercises
 
 ANSWERS = Path(__file__).parent / "answers"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from exercises import all_exercises
 
+from accel_demo.lab.course.exercises import all_exercises
 from tests.conftest import REPOSITORY, run_to_end
 from tests.exercises.wrong_answers import ANSWERS
 from tests.lab.test_audit import audit

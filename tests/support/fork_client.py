@@ -57,7 +57,7 @@ def start(
     request = {
         "arguments": arguments,
         "environment": environment,
-        "folder": str(cwd),
+        "folder": str(cwd or os.getcwd()),
         "new_session": new_session,
         "ignored": [*ignored_signals(), *([] if ignored_signal is None else [ignored_signal])],
         "limits": limits(),

@@ -18,12 +18,13 @@ import time
 from pathlib import Path
 
 from accel_demo.errors import UserError
+from accel_demo.lab.course.folder import find_course
+from accel_demo.lab.course.originals import CONFIGS, PACKAGE
 from accel_demo.lab.crash import tables
 from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
 from accel_demo.lab.output import write_outputs
 from accel_demo.options import command_parser
 from accel_demo.processes.cleanup import sigterm_raises
-from accel_demo.processes.launch import REPOSITORY
 
 KILLS, QUICK_KILLS = 5, 1
 STEPS_PER_EPOCH = 15
@@ -69,17 +70,19 @@ def main(arguments: list[str]) -> int:
 
 
 def launch_command(script: str, processes: int) -> list[str]:
-    """Return the command that launches the script. Raises `UserError` outside a git clone."""
-    config = "cpu.yaml" if processes == 1 else "cpu_two_processes.yaml"
-    if not (REPOSITORY / "accelerate_configs" / config).exists():
-        raise UserError(
-            f"accelerate_configs/{config} is missing: it is in the repository, but not in an "
-            "installed package. Run this in a clone."
-        )
-    command = ["accelerate", "launch", "--config_file", f"accelerate_configs/{config}"]
+    """Return the command that launches the train file of this course, or else ours."""
+    course = find_course()
+    configs = course.folder / "accelerate_configs" if course else CONFIGS
+    config = configs / ("cpu.yaml" if processes == 1 else "cpu_two_processes.yaml")
+    command = ["accelerate", "launch", "--config_file", shortest(config)]
     if script == "train_ddp":
         command = ["torchrun", "--standalone", "--nproc-per-node", str(processes)]
-    return [*command, f"accel_demo/{script}.py"]
+    return [*command, shortest((course.folder if course else PACKAGE) / f"{script}.py")]
+
+
+def shortest(path: Path) -> str:
+    """Return the path as one types it in the current folder."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def plan(kills: int, processes: int, seed: int, total_steps: int) -> list[Kill]:

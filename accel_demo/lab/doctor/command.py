@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import accel_demo
 from accel_demo.errors import UserError
+from accel_demo.lab.course.originals import CONFIGS
 from accel_demo.lab.doctor import machines
 from accel_demo.lab.doctor.comparison import (
     count_of,
@@ -36,8 +36,6 @@ from accel_demo.lab.doctor.notes import cannot_check, has_enough_gpus, notes_on_
 from accel_demo.options import Parser
 from accel_demo.show import table
 from accel_demo.wording import counted
-
-CONFIGS = Path(accel_demo.__file__).parent.parent / "accelerate_configs"
 
 
 def main(arguments: list[str], clock: Callable[[], float] = time.time) -> int:

@@ -18,10 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grading
-from exercises import all_exercises
 from grading import Wrong, is_in_answer, limit, list_ranks, prefixed, torch, wait_for
 
 from accel_demo.errors import UserError
+from accel_demo.lab.course.exercises import all_exercises
 from accel_demo.observer import agent
 from accel_demo.observer.events import FOLDER
 from accel_demo.wording import counted

@@ -30,10 +30,10 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-from exercises import all_exercises
-
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.files import write_whole
+from accel_demo.lab.course.exercises import all_exercises
+from accel_demo.lab.course.originals import ORIGINALS
 from accel_demo.options import Parser
 from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
 from accel_demo.processes.launch import run_to_end
@@ -216,7 +216,7 @@ def _advice(number: str, heading: str) -> str:
     if exercise is None:
         return ""
     section = f'"{heading or exercise.heading}" in tutorials/{exercise.page.name}'
-    return f"\nRead {section}.\nFor a hint: accel-demo check {number} --hint"
+    return f"\nRead {section}.\nFor a hint: accel-demo hint {number}"
 
 
 def run_answer(
@@ -233,7 +233,7 @@ def run_answer(
     with tempfile.TemporaryDirectory() as folder:
         words = shlex.join([str(Path(grader).resolve()), str(answer), "--report", folder])
         time_limit = limit("ACCEL_DEMO_TIME_LIMIT", time_limit)
-        result = run_to_end(f"{launcher} {words} {flags}", time_limit)
+        result = run_to_end(f"{launcher} {words} {flags}", time_limit, cwd=ORIGINALS)
         return Outcome(result.returncode, result.stderr, read_reports(Path(folder)), time_limit)
 
 

@@ -1,0 +1,1 @@
+"""The course: its original files, the folder that a learner works in, and its exercises."""

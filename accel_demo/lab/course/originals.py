@@ -1,0 +1,60 @@
+"""The original files of the course, and what `accel-demo init` makes of them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2]
+_CLONE = PACKAGE.parent
+# The folder with tutorials/ and accelerate_configs/: the clone, or a part of the installed package
+ORIGINALS = _CLONE if (_CLONE / "tutorials" / "course.yaml").is_file() else PACKAGE / "course"
+TUTORIALS = ORIGINALS / "tutorials"
+EXERCISES = TUTORIALS / "exercises"
+CONFIGS = ORIGINALS / "accelerate_configs"
+README = Path(__file__).with_name("README.md")
+TRAIN_FILES = ("train.py", "train_plain.py", "train_dp.py", "train_ddp.py")
+# What only generates or tests the pages, and what would give away the answers
+LEFT_OUT = re.compile(
+    r"tutorials/((page_tools|command_cache|course|40_record)\.py|course\.yaml|(questions|seconds)\.yaml"
+    r"|(transcripts|recorder|exercises/answers|exercises/graders)/.*|exercises/hints\.yaml)"
+    r"|(.*/)?(__pycache__|\.[^/]*)(/.*)?"
+)
+TEXT = {".md", ".py", ".yaml", ".sh", ".txt"}
+COG = re.compile(r"^[ \t]*<!-- \[\[\[(cog.*?|end)\]\]\] -->\n", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(\.\./accel_demo/([\w/.]+)")
+
+
+def course_files() -> dict[str, bytes]:
+    """Return {path in the course's folder: content} for all files that `accel-demo init` writes.
+
+    The train files are in the folder itself, where a reader edits and starts them. Pages have no
+    cog comments, and what they link to in the package is in source/.
+    """
+    files = {"README.md": README.read_bytes(), ".gitignore": b"/runs/\n/data/\n__pycache__/\n"}
+    files |= {name: (PACKAGE / name).read_bytes() for name in TRAIN_FILES}
+    for path, name in _originals():
+        content = path.read_bytes()
+        if path.suffix in TEXT:
+            text = content.decode()
+            if path.suffix == ".md":
+                for linked in LINK.findall(_of_course(text)):
+                    files[f"source/{linked}"] = (PACKAGE / linked).read_bytes()
+            content = _of_course(text, is_page=path.suffix == ".md").encode()
+        files[name] = content
+    return files
+
+
+def _originals() -> Iterator[tuple[Path, str]]:
+    for folder in (TUTORIALS, CONFIGS):
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(ORIGINALS).as_posix()
+            if path.is_file() and not LEFT_OUT.fullmatch(name):
+                yield path, name
+
+
+def _of_course(text: str, is_page: bool = False) -> str:
+    """Change the paths of a text to those in the course's folder."""
+    text = re.sub(r"accel_demo/(train(_\w+)?\.py)", r"\1", text)
+    if is_page:
+        text = LINK.sub(r"](../source/\1", COG.sub("", text))
+    return text

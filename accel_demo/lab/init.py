@@ -1,0 +1,44 @@
+"""Write the course to a folder: pages, programs, exercises, train files and launch configs.
+
+accel-demo init                 # to the new folder course/
+accel-demo init my_course
+accel-demo init .               # in a course: update the files that you have not edited
+
+Run all commands of the course in that folder. `accel-demo next` says where to begin.
+"""
+
+from pathlib import Path
+
+from accel_demo.errors import UserError
+from accel_demo.lab.course.folder import STATE, Course, find_course
+from accel_demo.options import Parser
+from accel_demo.wording import counted
+
+
+def main(arguments: list[str]) -> int:
+    """Write or update a course, and return the exit code."""
+    parser = Parser(__doc__, prog="accel-demo init")
+    help = "a new or empty folder, or a course (default: course)"
+    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=help)
+    folder: Path | None = parser.parse_args(arguments).folder
+    course = find_course() if folder is None else None
+    if course:
+        raise UserError(f"{course.folder} is a course. Run `accel-demo init .` there to update it.")
+    folder = folder or Path("course")
+    try:
+        is_course = (folder / STATE).is_dir()
+        if folder.exists() and not is_course and any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty. Choose a new folder: accel-demo init DIR")
+        folder.mkdir(parents=True, exist_ok=True)
+        count, edited = Course(folder).update()
+    except OSError as error:
+        raise UserError(f"cannot write {error.filename or folder} ({error.strerror})") from None
+    if not is_course:
+        print(f"wrote {counted(count, 'file')} to {folder}/. Next:\n\n    cd {folder}")
+        print("    accel-demo next")
+        return 0
+    print(f"updated {counted(count, 'file')}")
+    if edited:
+        print("not updated, because you have edited them and they have changed in the package:")
+        print("\n".join(f"    {name}" for name in edited))
+    return 0

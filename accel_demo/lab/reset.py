@@ -1,0 +1,22 @@
+"""Restore the file of an exercise, and keep yours under another name.
+
+accel-demo reset 10
+"""
+
+from accel_demo.lab.course.exercises import exercise_named
+from accel_demo.lab.course.folder import this_course
+from accel_demo.options import Parser
+
+
+def main(arguments: list[str]) -> int:
+    """Restore the exercise file, and return the exit code."""
+    parser = Parser(__doc__, prog="accel-demo reset")
+    parser.add_argument("exercise", metavar="NN", help="exercise number")
+    exercise = exercise_named(parser.parse_args(arguments).exercise)
+    course = this_course()
+    file = course.exercise_file(exercise)
+    if not exercise.is_started(file):
+        print(f"{file.name} is unchanged already")
+        return 0
+    print(f"{file.name} is as we wrote it again; yours is now {course.reset(exercise).name}")
+    return 0
