@@ -4,13 +4,13 @@ python tutorials/course.py           # run the commands of every page, and store
 python tutorials/course.py 10 40     # only those of pages 10 and 40
 
 The tables come from course.yaml, questions.yaml and messages.yaml, and the times are in
-seconds.yaml. The commands write pictures and run folders: run this program in a fresh clone, on an
-idle machine.
+seconds.yaml. Run this program on an idle machine.
 """
 
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,8 +24,9 @@ HEAD = "# Seconds that the commands of each page take on two cores: python tutor
 WORDS_PER_MINUTE, LINES_PER_MINUTE = 100, 10  # reading prose slowly, and code or output
 WHERE = "torchrun --standalone --nproc-per-node 2 tutorials/50_where.py"
 FINDERS = ("diff", "accel-demo audit", WHERE)  # they exit with 1 if they find something
-NOT_RUN = ("python3 -m venv", "source ", "python -m pip", "CUDA_VISIBLE_DEVICES=0,4")
-THEIRS = re.compile(r"(?<!/)\btrain\.py\b")  # without a folder: the reader's own script
+NOT_RUN = ("python3 -m venv", "source ", "python -m pip", "accel-demo init", "cd course")
+NOT_RUN += ("CUDA_VISIBLE_DEVICES=0,4", "OMP_NUM_THREADS=8")
+THEIRS = re.compile(r"^## On your script$.*?(?=^## )", re.DOTALL | re.MULTILINE)
 
 COURSE = yaml.safe_load((TUTORIALS / "course.yaml").read_text())
 QUESTIONS = yaml.safe_load((TUTORIALS / "questions.yaml").read_text())
@@ -61,14 +62,20 @@ def minutes(name: str) -> int:
 
 def commands_of(text: str) -> list[str]:
     """Return the commands that a page runs, without those for the reader's own script."""
+    text = THEIRS.sub("", text)
     blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    ours = [line for line in lines if line and not THEIRS.search(line)]
-    return [line for line in ours if not line.startswith(NOT_RUN)]
+    return [line for line in lines if line and not line.startswith(NOT_RUN)]
 
 
 def measure(numbers: list[str]) -> None:
-    """Run the commands of the pages, and store the seconds that each page's commands take."""
+    """Run the commands of the pages in a new course, and store the seconds that they take."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["accel-demo", "init", folder], check=True)
+        _measure(numbers, folder)
+
+
+def _measure(numbers: list[str], folder: str) -> None:
     seconds = yaml.safe_load(SECONDS.read_text()) if SECONDS.exists() else {}
     for page in sorted(TUTORIALS.glob("[0-9]*.md")):
         number = page.name[:2]
@@ -78,7 +85,7 @@ def measure(numbers: list[str]) -> None:
         for command in commands_of(page.read_text()):
             print(f"{number}: {command}", flush=True)
             run = ["bash", "-c", command]
-            result = subprocess.run(run, cwd=TUTORIALS.parent, capture_output=True, text=True)
+            result = subprocess.run(run, cwd=folder, capture_output=True, text=True)
             if result.returncode > command.startswith(FINDERS):
                 raise RuntimeError(f"{command} failed:\n{result.stderr}")
         seconds[number] = round(time.monotonic() - started)

@@ -103,6 +103,8 @@ def check(exercise: Exercise, file: Path, course: Course | None) -> int:
     if course and code in (0, 1):
         course.record(exercise, code == 0, digest)
     if course and code == 0:
-        with output_may_be_closed():
-            print(f"Our answer: accel-demo answer {exercise.number}. Go on: accel-demo next")
+        try:
+            print(f"Our answer: accel-demo answer {exercise.number}", flush=True)
+        except BrokenPipeError:  # otherwise Python tries again at exit, and changes the exit code
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code

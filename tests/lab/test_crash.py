@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from accel_demo.errors import UserError
+from accel_demo.lab.course.folder import Course
 from accel_demo.lab.crash import command as crash
 from accel_demo.lab.crash import tables
 from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
@@ -164,14 +166,23 @@ def test_the_exit_code_is_0_only_if_the_runs_are_equal(monkeypatch):
         assert crash.main(["--kills", "1"]) == (0 if passed else 1)
 
 
-def test_missing_matplotlib_and_missing_configs_are_reported(monkeypatch, tmp_path):
-    with monkeypatch.context() as without, pytest.raises(UserError, match="pip install matplotlib"):
-        without.setattr("importlib.util.find_spec", lambda name: None)
+def test_missing_matplotlib_is_reported(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install matplotlib"):
         crash.main(["--plot", "steps.png"])
-    monkeypatch.setattr(crash, "REPOSITORY", tmp_path)
-    for script in ("train", "train_ddp"):
-        with pytest.raises(UserError, match="cpu.yaml is missing: .*Run this in a clone"):
-            crash.main(["--script", script])
+
+
+def test_the_train_file_of_a_course_is_killed_if_there_is_one(monkeypatch, tmp_path):
+    monkeypatch.chdir(REPOSITORY)
+    config = "accelerate_configs/cpu.yaml"
+    launcher = ["accelerate", "launch", "--config_file"]
+    assert crash.launch_command("train", 1) == [*launcher, config, "accel_demo/train.py"]
+    monkeypatch.chdir("/")
+    assert crash.launch_command("train_ddp", 2)[-1] == str(REPOSITORY / "accel_demo/train_ddp.py")
+    Course(tmp_path).update()
+    monkeypatch.chdir(tmp_path)
+    assert crash.launch_command("train", 1) == [*launcher, config, "train.py"]
+    assert Path("train.py").is_file() and Path(config).is_file()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot send SIGINT to one process")

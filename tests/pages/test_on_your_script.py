@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import run_to_end
 from tests.pages.pages import TUTORIALS
 
+BOTH = re.DOTALL | re.MULTILINE
 PAGES = sorted(TUTORIALS.glob("[0-9]*.md"))
 SCRIPT = """
 import os
@@ -34,10 +35,11 @@ dist.destroy_process_group()
 
 
 def commands() -> list[str]:
-    """Return the commands in the pages that are for a train.py of the reader's, each once."""
+    """Return the commands for a train.py of the reader's in "On your script", each once."""
     found: dict[str, None] = {}
     for page in PAGES:
-        blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        sections = re.findall(r"^## On your script$(.*?)^## ", page.read_text(), BOTH)
+        blocks = re.findall(r"^```bash\n(.*?)^```", "".join(sections), BOTH)
         for line in "".join(blocks).replace("\\\n", " ").splitlines():
             if re.search(r"(?<![/\w])train\.py", line):
                 found[line.split("  #")[0].strip()] = None

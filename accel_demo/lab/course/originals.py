@@ -31,7 +31,6 @@ def course_files() -> dict[str, bytes]:
     cog comments, and what they link to in the package is in source/.
     """
     files = {"README.md": README.read_bytes(), ".gitignore": b"/runs/\n/data/\n__pycache__/\n"}
-    files |= {name: (PACKAGE / name).read_bytes() for name in TRAIN_FILES}
     for path, name in _originals():
         content = path.read_bytes()
         if path.suffix in TEXT:
@@ -45,6 +44,9 @@ def course_files() -> dict[str, bytes]:
 
 
 def _originals() -> Iterator[tuple[Path, str]]:
+    """Yield each original and its path in the course's folder."""
+    for name in TRAIN_FILES:
+        yield PACKAGE / name, name
     for folder in (TUTORIALS, CONFIGS):
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(ORIGINALS).as_posix()

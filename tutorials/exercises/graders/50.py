@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grading
-from exercises import TUTORIALS
 from grading import Wrong, dist, flatten, largest_difference, limit, torch
 
 from accel_demo.files import write_whole
+from accel_demo.lab.course.originals import TUTORIALS
 from accel_demo.wording import counted
 
 PROCESSES, EPOCHS, BATCH_SIZE, TARGET, LEARNING_RATE = 2, 10, 32, 0.8, 0.05
