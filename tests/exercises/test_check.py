@@ -18,7 +18,8 @@ from accel_demo.lab.check import main
 from accel_demo.lab.course import exercises
 from accel_demo.lab.course.folder import STATE, Course, digest_of
 from accel_demo.processes.environment import environment_for
-from tests.conftest import BIN
+from tests.conftest import BIN, REPOSITORY
+from tests.exercises.wrong_answers import wrong_answers
 from tests.pages.pages import load_grader
 
 STATES = ["not started", "not checked yet", "wrong", "wrong, but changed since", "right"]
@@ -124,6 +125,18 @@ def test_a_watched_file_is_checked_whenever_it_is_saved_until_it_is_right(two):
             watching.kill()
     firsts = [word for word in seen if word in ("not", "waiting", "wrong", "right")]
     assert firsts == ["not", "waiting", "wrong", "waiting", "right"]
+
+
+def test_the_readme_shows_what_check_and_hint_print(course, capfd):
+    text = (REPOSITORY / "README.md").read_text()
+    [block] = re.findall(r"^```text\n(\$ accel-demo check .*?)^```", text, re.DOTALL | re.MULTILINE)
+    wrong, hinted, right = re.split(r"^\$ .*\n", block, flags=re.MULTILINE)[1:]
+    [file] = (course.folder / "tutorials" / "exercises").glob("23_*.py")
+    file.write_text(wrong_answers("23")["loss_not_divided"].text)
+    assert (main(["23"]), capfd.readouterr().out) == (1, wrong)
+    assert (hint.main(["23"]), capfd.readouterr().out) == (0, hinted)
+    solve("23", file.parent)
+    assert (main(["23"]), capfd.readouterr().out) == (0, right)
 
 
 def test_there_are_two_different_hints(capsys):

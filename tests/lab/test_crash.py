@@ -177,10 +177,9 @@ def test_the_train_file_of_a_course_is_killed_if_there_is_one(monkeypatch, tmp_p
     config = "accelerate_configs/cpu.yaml"
     launcher = ["accelerate", "launch", "--config_file"]
     assert crash.launch_command("train", 1) == [*launcher, config, "accel_demo/train.py"]
-    monkeypatch.chdir("/")
+    monkeypatch.chdir(tmp_path)
     assert crash.launch_command("train_ddp", 2)[-1] == str(REPOSITORY / "accel_demo/train_ddp.py")
     Course(tmp_path).update()
-    monkeypatch.chdir(tmp_path)
     assert crash.launch_command("train", 1) == [*launcher, config, "train.py"]
     assert Path("train.py").is_file() and Path(config).is_file()
 
