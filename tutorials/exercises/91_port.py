@@ -32,8 +32,8 @@ all GPUs and starts your script with this command, where `N` is 1 or 2:
    docstrings, comments, blank lines and indentation don't count.
 
 The weights may differ from the expected ones by up to 1e-4. A copy of the old script is in
-graders/old_script_91.py, so you can look at your changes with `diff`, which counts more lines than
-the check: also those of imports and of this docstring.
+old_script_91.py, so you can look at your changes with `diff`, which counts more lines than the
+check: also those of imports and of this docstring.
 
 accel-demo check 91
 """

@@ -32,6 +32,7 @@ from reference_91 import (
     LEARNING_RATE,
     MISTAKES,
     MISTAKES_AFTER_KILL,
+    OLD_SCRIPT,
     TEST,
     TRAIN,
     global_batches,
@@ -40,7 +41,6 @@ from reference_91 import (
     reference,
 )
 
-OLD_SCRIPT = Path(__file__).with_name("old_script_91.py")
 TIME_LIMIT = 100  # seconds for one launch; a correct answer takes about ten
 PATIENCE = 60  # seconds for the script itself, after the imports
 TOLERANCE = 1e-4  # largest difference from the reference; rounding makes it about 1e-7
