@@ -1,15 +1,13 @@
 """The optimizer and its learning-rate schedule."""
 
-import gc
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from accel_demo.config import TrainConfig
+from accel_demo.slow_imports import without_garbage_collection
 
 
 def make_optimizer(
@@ -28,7 +26,7 @@ def make_optimizer(
     kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     if config.optimizer == "sgd":
         options |= {"momentum": 0.9, "nesterov": True}
-    with _without_garbage_collection():  # the first optimizer of a process imports torch._dynamo
+    with without_garbage_collection():  # the first optimizer of a process imports torch._dynamo
         return kinds[config.optimizer](model.parameters(), **options)
 
 
@@ -68,19 +66,3 @@ def _skip_the_search_for_lomo() -> None:
     Source: `is_lomo_available` in accelerate/utils/imports.py
     """
     sys.modules.setdefault("lomo_optim", None)  # pyright: ignore[reportArgumentType]
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector, so that a large import in this block is a quarter faster.
-
-    The collector would find nothing to free. Creating the first optimizer in a process triggers
-    such an import: torch._dynamo, which takes about as long to import as torch itself.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

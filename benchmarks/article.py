@@ -29,7 +29,7 @@ from torchvision import models
 from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.lab import machine, pool_worker
-from accel_demo.lab.bench.precision import wait_for
+from accel_demo.lab.bench.stepped_training import wait_for
 from accel_demo.lab.measurements import Report, Table
 from accel_demo.processes.devices import own_device
 from accel_demo.processes.launch import spawn

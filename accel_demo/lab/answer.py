@@ -12,11 +12,7 @@ from accel_demo.options import Parser
 
 def main(arguments: list[str]) -> int:
     """Print the answer, and return the exit code."""
-    parser = Parser(__doc__, prog="accel-demo answer")
-    parser.add_argument("exercise", metavar="NN", help="exercise number")
-    help = "print the answer although the exercise is not solved yet"
-    parser.add_argument("--give-up", action="store_true", help=help)
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     exercise = exercise_named(options.exercise)
     if not options.give_up and not this_course().was_right(exercise):
         number = exercise.number
@@ -26,3 +22,11 @@ def main(arguments: list[str]) -> int:
         )
     print(exercise.answer.read_text(encoding="utf-8"), end="")
     return 0
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, prog="accel-demo answer")
+    parser.add_argument("exercise", metavar="NN", help="exercise number")
+    help = "print the answer although the exercise is not solved yet"
+    parser.add_argument("--give-up", action="store_true", help=help)
+    return parser

@@ -31,13 +31,7 @@ BETWEEN_LOOKS = 0.3  # seconds between two looks at a watched file
 
 def main(arguments: list[str]) -> int:
     """Check the chosen exercise, and return the exit code."""
-    parser = Parser(__doc__, prog="accel-demo check")
-    parser.add_argument("exercise", nargs="?", metavar="NN", help="exercise number")
-    parser.add_argument("--file", type=Path, help="your answer (default: the exercise file)")
-    help = "check again whenever you save the file, until the answer is right"
-    parser.add_argument("--watch", action="store_true", help=help)
-    parser.add_argument("--all", action="store_true", help="check all exercise files")
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     if options.exercise is None:
         for flag in ("file", "watch"):
             if getattr(options, flag):
@@ -54,6 +48,16 @@ def main(arguments: list[str]) -> int:
     if file.suffix != ".py":
         raise UserError(f"{file} must be a Python file with a name that ends in .py")
     return watch(exercise, file, course) if options.watch else check(exercise, file, course)
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, prog="accel-demo check")
+    parser.add_argument("exercise", nargs="?", metavar="NN", help="exercise number")
+    parser.add_argument("--file", type=Path, help="your answer (default: the exercise file)")
+    help = "check again whenever you save the file, until the answer is right"
+    parser.add_argument("--watch", action="store_true", help=help)
+    parser.add_argument("--all", action="store_true", help="check all exercise files")
+    return parser
 
 
 def show_list(course: Course) -> int:

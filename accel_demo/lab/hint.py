@@ -10,13 +10,17 @@ from accel_demo.options import Parser
 
 def main(arguments: list[str]) -> int:
     """Print the hint, and return the exit code."""
-    parser = Parser(__doc__, prog="accel-demo hint")
-    parser.add_argument("exercise", metavar="NN", help="exercise number")
-    help = "1 (default) or 2"
-    parser.add_argument("hint", nargs="?", type=int, choices=(1, 2), default=1, help=help)
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     hints = exercise_named(options.exercise).hints
     print(f"hint {options.hint} of {len(hints)}: {hints[options.hint - 1]}")
     if options.hint < len(hints):
         print(f"The next one: accel-demo hint {options.exercise} {options.hint + 1}")
     return 0
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, prog="accel-demo hint")
+    parser.add_argument("exercise", metavar="NN", help="exercise number")
+    help = "1 (default) or 2"
+    parser.add_argument("hint", nargs="?", type=int, choices=(1, 2), default=1, help=help)
+    return parser

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.lab import cables
-from accel_demo.models import make_model
 from accel_demo.options import Parser
 from accel_demo.processes.cleanup import sigterm_raises
 from accel_demo.wording import byte_size, duration
@@ -144,6 +143,8 @@ def check_rate(rate: str | None, processes: int, config: TrainConfig) -> None:
 
 def gradient_bytes(config: TrainConfig) -> int:
     """Return the size of the gradients that DDP sends in each step."""
+    from accel_demo.models import make_model  # slow: imports torch
+
     return sum(p.numel() * p.element_size() for p in make_model(config).parameters())
 
 

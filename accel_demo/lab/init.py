@@ -17,10 +17,7 @@ from accel_demo.wording import counted
 
 def main(arguments: list[str]) -> int:
     """Write or update a course, and return the exit code."""
-    parser = Parser(__doc__, prog="accel-demo init")
-    help = "a new or empty folder, or a course (default: course)"
-    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=help)
-    folder: Path | None = parser.parse_args(arguments).folder
+    folder: Path | None = make_parser().parse_args(arguments).folder
     course = find_course() if folder is None else None
     if course:
         raise UserError(f"{course.folder} is a course. Run `accel-demo init .` there to update it.")
@@ -42,3 +39,10 @@ def main(arguments: list[str]) -> int:
         print("not updated, because you have edited them and they have changed in the package:")
         print("\n".join(f"    {name}" for name in edited))
     return 0
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, prog="accel-demo init")
+    help = "a new or empty folder, or a course (default: course)"
+    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=help)
+    return parser

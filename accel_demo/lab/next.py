@@ -18,9 +18,7 @@ from accel_demo.options import Parser
 
 def main(arguments: list[str]) -> int:
     """Print the next page and exercise, and return the exit code."""
-    parser = Parser(__doc__, prog="accel-demo next")
-    parser.add_argument("--skip", action="store_true", help="go on without this exercise")
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     course = this_course()
     contents = yaml.safe_load((TUTORIALS / "course.yaml").read_text(encoding="utf-8"))
     if options.skip:
@@ -47,6 +45,12 @@ def main(arguments: list[str]) -> int:
     print(f"  edit  {file}: {exercise.title} ({course.state(exercise)})")
     print(f"\nThen: accel-demo check {number}. If you are stuck: accel-demo hint {number}")
     return 0
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, prog="accel-demo next")
+    parser.add_argument("--skip", action="store_true", help="go on without this exercise")
+    return parser
 
 
 def next_exercise(course: Course, path: list[int]) -> Exercise | None:

@@ -36,13 +36,7 @@ class PredictResult:
 
 def main(arguments: list[str]) -> int:
     """Print a table of true and predicted classes. Draw the images if matplotlib is installed."""
-    parser = Parser(__doc__, prog="accel-demo predict")
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
-    help = "indices of test images, such as 7, 0-9 or 3,5,7 (default: the first ten)"
-    parser.add_argument("--index", metavar="N", help=help)
-    parser.add_json()
-    parser.add_plot("draw the images to FILE (default: predictions.png in the run folder)")
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
 
     from accel_demo.data import load_datasets
     from accel_demo.run.folder import load_config
@@ -65,6 +59,16 @@ def main(arguments: list[str]) -> int:
         draw(test_set, predictions, options.plot)
         print(f"picture: {options.plot}")
     return 0
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, prog="accel-demo predict")
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
+    help = "indices of test images, such as 7, 0-9 or 3,5,7 (default: the first ten)"
+    parser.add_argument("--index", metavar="N", help=help)
+    parser.add_json()
+    parser.add_plot("draw the images to FILE (default: predictions.png in the run folder)")
+    return parser
 
 
 def parse_indices(text: str, count: int) -> list[int]:

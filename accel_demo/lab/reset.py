@@ -10,9 +10,7 @@ from accel_demo.options import Parser
 
 def main(arguments: list[str]) -> int:
     """Restore the exercise file, and return the exit code."""
-    parser = Parser(__doc__, prog="accel-demo reset")
-    parser.add_argument("exercise", metavar="NN", help="exercise number")
-    exercise = exercise_named(parser.parse_args(arguments).exercise)
+    exercise = exercise_named(make_parser().parse_args(arguments).exercise)
     course = this_course()
     file = course.exercise_file(exercise)
     if not exercise.is_started(file):
@@ -20,3 +18,9 @@ def main(arguments: list[str]) -> int:
         return 0
     print(f"{file.name} is as we wrote it again; yours is now {course.reset(exercise).name}")
     return 0
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, prog="accel-demo reset")
+    parser.add_argument("exercise", metavar="NN", help="exercise number")
+    return parser

@@ -7,7 +7,7 @@ import torch
 
 from accel_demo.errors import one_line_errors
 from accel_demo.lab.bench import command as bench
-from accel_demo.lab.bench import precision
+from accel_demo.lab.bench.stepped_training import SteppedTraining, bytes_of_a_step
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,9 @@ def test_the_picture_shows_every_table(report):
 
 def test_the_memory_of_a_step_is_the_size_of_its_tensors():
     """Replace the training step with one that allocates a single large tensor (4 MB)."""
-    training = precision.SteppedTraining("tiny_cnn", "no", 4)
+    training = SteppedTraining("tiny_cnn", "no", 4)
     training.step = lambda: torch.ones(10**6).sum()
-    assert 4e6 <= precision.bytes_of_a_step(training) < 4.1e6
+    assert 4e6 <= bytes_of_a_step(training) < 4.1e6
 
 
 @pytest.mark.parametrize(

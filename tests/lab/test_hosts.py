@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.lab import cables, hosts
 from accel_demo.lab.scaling import command as scaling
@@ -46,7 +47,7 @@ def can_limit():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_invalid_rate_is_an_error_before_anything_starts(name, monkeypatch):
     monkeypatch.setattr(cables, "open_cables", None)
-    monkeypatch.setattr(COMMANDS[name], "measure", None)
+    monkeypatch.setattr(f"accel_demo.lab.{name}.measurement.measure", None)
     for flags, message in (
         ("--rate fast", "--rate must be like 100mbit, from 100kbit to 100gbit, got fast"),
         ("--rate 1kbit", "--rate must be like 100mbit, from 100kbit to 100gbit, got 1kbit"),
@@ -62,7 +63,7 @@ def test_an_invalid_rate_is_an_error_before_anything_starts(name, monkeypatch):
 def test_a_rate_for_too_many_processes_is_an_error_and_none_creates_no_host():
     with hosts.limited_hosts(2, None) as own_hosts:
         assert own_hosts is None
-    config = scaling.config_of("small_cnn")
+    config = TrainConfig(model="small_cnn")
     hosts.check_rate("1gbit", hosts.MOST_HOSTS, config)
     with pytest.raises(UserError, match="at most 100 processes, got 101"):
         hosts.check_rate("1gbit", hosts.MOST_HOSTS + 1, config)

@@ -12,16 +12,13 @@ from accel_demo.config import TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.lab.lr import command as lr
-from accel_demo.lab.lr.training import (
-    BATCH,
-    LOSSES,
-    RULES,
-    TEST_IMAGES,
-    RuleTraining,
-    train_with_rules,
-)
+from accel_demo.lab.lr import comparison
+from accel_demo.lab.lr.rules import BATCH, LOSSES, RULES, TEST_IMAGES
+from accel_demo.lab.lr.tables import TOLERANCE
+from accel_demo.lab.lr.training import RuleTraining, train_with_rules
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
+from accel_demo.processes import group
 from tests.lab.measured import run_measured
 
 SAMPLES = lr.QUICK_SAMPLES
@@ -60,7 +57,7 @@ def test_the_results_contain_one_run_on_one_process_and_each_rule_on_two(quick, 
 def test_the_correct_rules_have_equal_rates_and_weights_on_one_and_two_processes(runs, one, rule):
     two = runs[rule, 2]
     assert two["learning_rates"] == one["learning_rates"]
-    assert two["largest_weight_difference"] < lr.TOLERANCE
+    assert two["largest_weight_difference"] < TOLERANCE
     assert two["global_batch"] == one["global_batch"] == BATCH
     assert all(abs(two["losses"][seen] - loss) < 1e-4 for seen, loss in one["losses"].items())
 
@@ -86,7 +83,7 @@ def test_accelerate_keeps_the_schedule_but_not_the_global_batch_by_default(runs,
     assert default["global_batch"] == 2 * BATCH
     for seen, rate in default["learning_rates"].items():
         assert rate == one["learning_rates"][seen]
-    assert default["largest_weight_difference"] > 100 * lr.TOLERANCE
+    assert default["largest_weight_difference"] > 100 * TOLERANCE
 
 
 def test_the_learning_rate_is_scaled_only_on_request(runs, one):
@@ -144,9 +141,7 @@ def test_the_table_and_the_picture_show_the_measured_values(quick, runs):
             str(run["optimizer_steps"]),
         ]
         assert row[5] == str(run["schedule_ends_at"])
-        assert row[6] == (
-            "equal" if run["largest_weight_difference"] <= lr.TOLERANCE else "different"
-        )
+        assert row[6] == ("equal" if run["largest_weight_difference"] <= TOLERANCE else "different")
         columns = run["loss_differences"], run["final_losses"]
         assert row[7:] == [f"{statistics.median(values):.2f}" for values in columns]
     words = ["one process", "scheduler stepped ×N", "global batch ×N, learning rate ×√N"]
@@ -160,18 +155,20 @@ def test_unconnected_processes_and_different_final_weights_are_errors(monkeypatc
     other = dataclasses.replace(run, weights=torch.ones(2))
     for second, message in ((alone, "different number connected"), (other, "different weights")):
         by_rank = [[run], [second]]
-        monkeypatch.setattr(lr.group, "results_by_rank", lambda *_, by_rank=by_rank: by_rank)
+        monkeypatch.setattr(
+            comparison.group, "results_by_rank", lambda *_, by_rank=by_rank: by_rank
+        )
         with pytest.raises(RuntimeError, match=message):
-            lr.measure(2, SAMPLES, 0.01, seeds=1)
+            comparison.measure(2, SAMPLES, 0.01, seeds=1)
 
 
 def test_a_training_run_that_diverges_is_a_one_line_error(monkeypatch):
     """Fake a launch that returns NaN weights, which are not even equal to themselves."""
     rates, losses = {0: 1.0, 32: 0.0}, {0: 2.3, 32: math.nan}
     run = RuleTraining("right", 0, 2, rates, losses, torch.full((2,), math.nan))
-    monkeypatch.setattr(lr.group, "results_by_rank", lambda *_: [[run], [run]])
+    monkeypatch.setattr(group, "results_by_rank", lambda *_: [[run], [run]])
     with pytest.raises(UserError, match="^right, processes: 2: .* --learning-rate below 1e\\+06.$"):
-        lr.measure(2, SAMPLES, 1e6, seeds=1)
+        comparison.measure(2, SAMPLES, 1e6, seeds=1)
 
 
 def test_each_seed_is_compared_with_the_same_seed_on_one_process(runs, one):
@@ -179,7 +176,7 @@ def test_each_seed_is_compared_with_the_same_seed_on_one_process(runs, one):
     assert len(set(one["final_losses"])) == 2, "different seeds have different losses"
     assert two["final_losses"] == pytest.approx(one["final_losses"], abs=1e-4)
     assert max(two["loss_differences"]) < 1e-4 and len(two["loss_differences"]) == 2
-    assert two["largest_weight_difference"] < lr.TOLERANCE
+    assert two["largest_weight_difference"] < TOLERANCE
     assert one["losses"][SAMPLES] == pytest.approx(sum(one["final_losses"]) / 2)
 
 
@@ -192,7 +189,7 @@ def test_on_four_processes_the_schedule_finishes_after_a_quarter_of_the_images(t
     assert stepped["schedule_ends_at"] == 256
     for rule in ("right", "right, by split_batches"):
         assert runs[rule, 4]["learning_rates"] == one["learning_rates"]
-        assert runs[rule, 4]["largest_weight_difference"] < lr.TOLERANCE
+        assert runs[rule, 4]["largest_weight_difference"] < TOLERANCE
 
 
 def losses_at_two_rates(device, names: list[str]) -> list[dict]:

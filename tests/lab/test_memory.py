@@ -9,8 +9,9 @@ from torch import nn
 
 from accel_demo.anatomy.memory import batch, bytes_of, make_contiguous_model
 from accel_demo.config import MODELS
-from accel_demo.lab.memory import formula
-from accel_demo.lab.memory.formula import KINDS, predict
+from accel_demo.lab.memory import prediction
+from accel_demo.lab.memory.formula import KINDS
+from accel_demo.lab.memory.prediction import predict
 from accel_demo.lab.memory.tables import LEFT_OUT
 from accel_demo.wording import byte_size
 from tests.conftest import GPUS, VISIBLE_GPUS
@@ -51,10 +52,10 @@ def test_the_formula_predicts_the_activations_of_every_model(model_name):
 
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         loss = F.cross_entropy(model(images), labels)
-    on_meta = formula.on_meta(model_name)
+    on_meta = prediction.on_meta(model_name)
     assert all(parameter.is_meta for parameter in on_meta.parameters())
-    layers = formula.activations(on_meta, len(images))
-    total = layers + formula.activations_of_the_loss(len(images))
+    layers = prediction.activations(on_meta, len(images))
+    total = layers + prediction.activations_of_the_loss(len(images))
     assert total == bytes_of(saved, counted) > 0
     assert loss.requires_grad
 
@@ -62,7 +63,7 @@ def test_the_formula_predicts_the_activations_of_every_model(model_name):
 def test_a_layer_without_a_formula_is_rejected():
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Sigmoid()).to("meta")
     with pytest.raises(ValueError, match="no formula for the activations of Sigmoid"):
-        formula.activations(model, 2)
+        prediction.activations(model, 2)
 
 
 def test_every_ddp_rank_keeps_everything_and_two_copies_of_the_gradients():
@@ -76,9 +77,9 @@ def test_every_ddp_rank_keeps_everything_and_two_copies_of_the_gradients():
 
 
 def test_the_shards_of_fsdp_add_up_to_the_whole_model():
-    size, model = parameter_bytes("vgg11"), formula.on_meta("vgg11")
+    size, model = parameter_bytes("vgg11"), prediction.on_meta("vgg11")
     for processes in (1, 2, 3, 4, 7):
-        ranks = [formula.fsdp(model, 2, rank, processes) for rank in range(processes)]
+        ranks = [prediction.fsdp(model, 2, rank, processes) for rank in range(processes)]
         assert sum(rank["optimizer state"] for rank in ranks) == 2 * size
         assert len({rank["parameters"] for rank in ranks}) == 1
         together = sum(rank["parameters"] for rank in ranks)
@@ -92,7 +93,7 @@ def test_data_parallel_devices_other_than_the_first_have_only_copied_weights_and
     assert (first["parameters"], first["gradients"], first["copies"]) == (size, size, 0)
     for other in others:
         assert other == EMPTY | {"copies": size, "activations": other["activations"]}
-    loss = formula.activations_of_the_loss(12)
+    loss = prediction.activations_of_the_loss(12)
     assert first["activations"] == others[0]["activations"] + loss
 
 

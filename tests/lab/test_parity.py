@@ -8,9 +8,17 @@ import torch
 from safetensors.torch import save_file
 
 from accel_demo.config import TrainConfig
-from accel_demo.lab.parity import pairs
-from accel_demo.lab.parity.pairs import BOUND, NOTHING, SAME_BITS, WITHIN_BOUND, ParityRow
-from accel_demo.lab.parity.runs import ParityRun
+from accel_demo.lab.parity.comparison import compare, compare_pairs
+from accel_demo.lab.parity.pairs import (
+    BOUND,
+    NOTHING,
+    SAME_BITS,
+    WITHIN_BOUND,
+    Pair,
+    ParityRow,
+    ParityRun,
+    StateDifference,
+)
 from accel_demo.models import make_model
 from tests.conftest import REPOSITORY
 from tests.lab.measured import run_measured
@@ -21,7 +29,7 @@ TIME_LIMIT = 230  # seconds
 def rows_of(content: dict) -> list[ParityRow]:
     rows = [ParityRow(**row) for row in content["rows"]]
     for row in rows:
-        row.difference = pairs.StateDifference(**row.difference)
+        row.difference = StateDifference(**row.difference)
     return rows
 
 
@@ -118,9 +126,9 @@ def saved(tmp_path):
             tensors = {name: tensor.contiguous() for name, tensor in state_dict.items()}
             save_file(tensors, tmp_path / run.name / "model.safetensors")
             change(state_dict)
-        pair = pairs.Pair(kind, first, second)
+        pair = Pair(kind, first, second)
         both = {run: {"processes": run.processes, "device": "cpu"} for run in (first, second)}
-        return pairs.compare_pairs([pair], config, both, tmp_path)[0]
+        return compare_pairs([pair], config, both, tmp_path)[0]
 
     return saved
 
@@ -151,7 +159,7 @@ def test_one_changed_bit_in_a_saved_file_breaks_the_promise(change, saved):
 
 def test_two_runs_with_nan_at_the_same_position_are_equal():
     lost = {"weight": torch.tensor([1.0, float("nan")])}
-    difference = pairs.compare(lost, {"weight": lost["weight"].clone()}, {"weight"})
+    difference = compare(lost, {"weight": lost["weight"].clone()}, {"weight"})
     assert difference.same_file and difference.weights == 0
 
 

@@ -15,7 +15,14 @@ from accel_demo.guess import comparison
 from accel_demo.lab.scaling import command as scaling
 from accel_demo.lab.scaling import tables
 from accel_demo.lab.scaling.fit import LAWS, amdahl, fit, gustafson, serial_share_of
-from accel_demo.lab.scaling.result import GilRow, ScalingResult, fits_of, scaling_rows
+from accel_demo.lab.scaling.measurement import first_gpus
+from accel_demo.lab.scaling.result import (
+    GilRow,
+    ScalingResult,
+    fits_of,
+    scaling_cases,
+    scaling_rows,
+)
 from tests.lab.measured import run_measured
 
 SCALINGS = st.sampled_from(["strong", "weak"])
@@ -80,9 +87,9 @@ def test_the_misfit_is_small_only_if_the_speedups_follow_the_law():
 
 def test_the_first_gpus_are_the_first_ones_visible_to_this_process(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
-    assert [scaling.first_gpus(count) for count in (1, 2, 3)] == ["3", "3,1", "3,1,2"]
+    assert [first_gpus(count) for count in (1, 2, 3)] == ["3", "3,1", "3,1,2"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert scaling.first_gpus(2) == "0,1"
+    assert first_gpus(2) == "0,1"
 
 
 def test_the_largest_run_uses_all_images_of_the_synthetic_dataset():
@@ -92,7 +99,7 @@ def test_the_largest_run_uses_all_images_of_the_synthetic_dataset():
 
 
 def test_one_process_is_measured_once_for_strong_and_weak_scaling():
-    cases = scaling.scaling_cases([1, 2], 128)
+    cases = scaling_cases([1, 2], 128)
     assert [dataclasses.astuple(case) for case in cases] == [
         ("plain PyTorch", 1, 128),
         *(("raw DDP", 1, 128), ("raw DDP", 2, 64), ("raw DDP", 2, 128)),
@@ -103,7 +110,7 @@ def test_one_process_is_measured_once_for_strong_and_weak_scaling():
 def made_up(share: float, counts: list[int], cores: int, threads: int = 1) -> ScalingResult:
     """Make up a result in which DDP follows both laws exactly, and Accelerate is 10 % slower."""
     rates = {}
-    for case in scaling.scaling_cases(counts, 120):
+    for case in scaling_cases(counts, 120):
         law = gustafson if case.batch_size == 120 else amdahl
         speed = law(share, case.processes) * (0.9 if case.version == "Accelerate" else 1)
         rates[case] = [speed * rate for rate in (1000, 1100, 900, 1000, 1050)]

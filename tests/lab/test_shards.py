@@ -9,7 +9,8 @@ from matplotlib.collections import PolyCollection
 from matplotlib.text import Text
 
 from accel_demo.lab.shards.picture import draw
-from accel_demo.lab.shards.reading import (
+from accel_demo.lab.shards.reading import make_loader, read_all
+from accel_demo.lab.shards.result import (
     ACCELERATE,
     TORCH,
     EpochReads,
@@ -17,8 +18,6 @@ from accel_demo.lab.shards.reading import (
     LoaderSettings,
     epoch_reads,
     explain_uneven_batches,
-    make_loader,
-    read_all,
 )
 from accel_demo.lab.shards.tables import MARKS, reading_table
 from tests.lab.measured import run_measured

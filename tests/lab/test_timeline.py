@@ -18,11 +18,20 @@ from hypothesis import strategies as st
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.guess import comparison
-from accel_demo.lab.timeline import command, merge, recording, spans, straggler, tables
+from accel_demo.lab.timeline import (
+    command,
+    measurement,
+    merge,
+    recording,
+    spans,
+    straggler,
+    tables,
+)
 from accel_demo.lab.timeline.phases import PHASES, RankTrace, rank_timelines, typical_steps
 from accel_demo.lab.timeline.recording import ProfileSettings
 from accel_demo.lab.timeline.result import RankProfile, TimelineResult
 from accel_demo.models import make_model
+from accel_demo.processes import group
 from tests.conftest import REPOSITORY, run_to_end
 
 SMALL = TrainConfig(model="small_cnn", batch_size=16)
@@ -193,10 +202,10 @@ def test_smaller_buckets_need_more_all_reduces(finished):
 
 
 def test_each_bucket_size_is_measured_in_shuffled_repetitions():
-    sizes = command.sizes_to_compare([25, 0.05], repeats=5)
+    sizes = measurement.sizes_to_compare([25, 0.05], repeats=5)
     assert len(sizes) == 10 and sizes != sorted(sizes) and sizes != sizes[:2] * 5
     assert all(set(sizes[at : at + 2]) == {25, 0.05} for at in range(0, 10, 2))
-    assert command.sizes_to_compare([25], repeats=5) == []
+    assert measurement.sizes_to_compare([25], repeats=5) == []
 
 
 def test_hidden_plus_exposed_time_is_at_most_the_all_reduce_time(finished):
@@ -307,7 +316,7 @@ def test_no_file_is_left_if_writing_one_fails(tmp_path, monkeypatch):
     ],
 )
 def test_invalid_options_are_an_error_before_anything_starts(arguments, message, monkeypatch):
-    monkeypatch.setattr(command, "measure", None)
+    monkeypatch.setattr(group, "results_by_rank", None)
     with pytest.raises(UserError) as error:
         command.main([*arguments.split()])
     assert message in str(error.value)
@@ -330,7 +339,7 @@ def test_checking_the_files_leaves_nothing_behind_and_keeps_what_is_there(tmp_pa
 def test_a_folder_that_even_root_cannot_create_is_an_error_before_anything_starts(
     arguments, monkeypatch
 ):
-    monkeypatch.setattr(command, "measure", None)
+    monkeypatch.setattr(group, "results_by_rank", None)
     monkeypatch.setattr(command, "measure_script", None)
     with pytest.raises(UserError, match="cannot write into --output /proc/x: No such file"):
         command.main(["--output", "/proc/x", *arguments])

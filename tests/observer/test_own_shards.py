@@ -11,7 +11,7 @@ from accel_demo.lab.observed.observation import Observation
 from accel_demo.lab.observed.ranks import Rank
 from accel_demo.lab.shards.command import main
 from accel_demo.lab.shards.own import loaders_of
-from accel_demo.lab.shards.reading import readers_of
+from accel_demo.lab.shards.result import readers_of
 from accel_demo.lab.shards.tables import describe, reading_table
 from tests.conftest import REPOSITORY, run_to_end
 from tests.observer.test_checks import observe

@@ -33,7 +33,7 @@ from accel_demo.wording import counted
 
 
 def main(arguments: list[str]) -> int:
-    options = read_options(arguments)
+    options = read_command(make_parser(), arguments, "audit")
     limits = {BATCHES: str(options.batches), STEPS: str(options.steps)}
     seen = observe(options, "audit", limits)
     result = result_of(seen.evidence, seen.ended, seen.command, seen.waits)
@@ -119,8 +119,7 @@ def result_of(evidence: Evidence, ended: dict, command: list[str], waits: list[s
     )
 
 
-def read_options(arguments: list[str]):
-    """Parse and check the options. Raises `UserError` if an option is invalid."""
+def make_parser() -> Parser:
     usage = "accel-demo audit [OPTIONS] (SCRIPT [ARGUMENTS] | -- COMMAND …)"
     parser = Parser(__doc__, prog="accel-demo audit", usage=usage)
     add_processes(parser)
@@ -130,4 +129,4 @@ def read_options(arguments: list[str]):
     )
     add_options(parser)
     parser.add_json()
-    return read_command(parser, arguments, "audit")
+    return parser

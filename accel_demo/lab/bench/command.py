@@ -19,6 +19,12 @@ BENCHMARKS = {
 
 def main(arguments: list[str]) -> int:
     """Run one benchmark, and return 0."""
+    name = make_parser().parse_args(arguments[:1]).benchmark
+    run_benchmark(module_of(name), f"accel-demo bench {name}", arguments[1:])
+    return 0
+
+
+def make_parser() -> Parser:
     names = "\n".join(f"  {name:13}{text}" for name, text in BENCHMARKS.items())
     parser = Parser(
         f"{(__doc__ or '').strip()}\n\nbenchmarks:\n{names}",
@@ -26,10 +32,16 @@ def main(arguments: list[str]) -> int:
         epilog="accel-demo bench NAME --help shows the options of one benchmark.",
     )
     parser.add_argument("benchmark", choices=BENCHMARKS, metavar="NAME")
-    name = parser.parse_args(arguments[:1]).benchmark
-    module = importlib.import_module(f"accel_demo.lab.bench.{name}")
-    run_benchmark(module, f"accel-demo bench {name}", arguments[1:])
-    return 0
+    return parser
+
+
+def parsers() -> dict[str, Parser]:
+    """Return the parser of each benchmark."""
+    return {name: parser_of(module_of(name), f"accel-demo bench {name}") for name in BENCHMARKS}
+
+
+def module_of(name: str) -> ModuleType:
+    return importlib.import_module(f"accel_demo.lab.bench.{name}")
 
 
 def run_benchmark(module: ModuleType, program: str, arguments: list[str]) -> None:
@@ -39,14 +51,7 @@ def run_benchmark(module: ModuleType, program: str, arguments: list[str]) -> Non
     options of its own defines `add_options(parser)`, and can define QUICK, the values that --quick
     sets for these options. `program` is the command line without its arguments.
     """
-    command = program.removeprefix("accel-demo ")
-    quick = "measure only once; slow benchmarks use fewer images, steps or models"
-    parser = command_parser(command, module.__doc__, quick, seconds=60)
-    parser.prog = program
-    help = f"number of times to take each measurement (default: {module.REPEATS})"
-    parser.add_argument("--repeats", type=int, default=module.REPEATS, metavar="N", help=help)
-    if hasattr(module, "add_options"):
-        module.add_options(parser)
+    parser = parser_of(module, program)
     if "--quick" in arguments:
         parser.set_defaults(repeats=1, **getattr(module, "QUICK", {}))
     options = parser.parse_args(arguments)
@@ -55,4 +60,16 @@ def run_benchmark(module: ModuleType, program: str, arguments: list[str]) -> Non
 
     report = module.measure(options)
     print(report.text())
-    write_outputs(options, command, report, type(report).draw)
+    write_outputs(options, program.removeprefix("accel-demo "), report, type(report).draw)
+
+
+def parser_of(module: ModuleType, program: str) -> Parser:
+    """Return the parser of one benchmark. The arguments are those of `run_benchmark`."""
+    quick = "measure only once; slow benchmarks use fewer images, steps or models"
+    parser = command_parser(program.removeprefix("accel-demo "), module.__doc__, quick, seconds=60)
+    parser.prog = program
+    help = f"number of times to take each measurement (default: {module.REPEATS})"
+    parser.add_argument("--repeats", type=int, default=module.REPEATS, metavar="N", help=help)
+    if hasattr(module, "add_options"):
+        module.add_options(parser)
+    return parser

@@ -16,16 +16,15 @@ replicas in two threads even on a CPU.
 
 from argparse import Namespace
 
-import torch
 from tqdm import tqdm
 
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError
-from accel_demo.lab.bench import forward
 from accel_demo.lab.machine import usable_cores
 from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
 from accel_demo.options import Parser
+from accel_demo.slow_imports import without_garbage_collection
 
 REPEATS = 9
 STEPS, WARM_UP = 40, 4  # steps per run, and how many of them are warm-up
@@ -46,11 +45,16 @@ def measure(options: Namespace) -> Report:
     if batch < 2 or batch % 2:
         raise UserError(f"--global-batch must be a positive even number, got {batch}")
     if options.forward:
+        from accel_demo.lab.bench import forward  # slow: imports torch
+
         return forward.measure(options.model, batch, options.repeats)
     choices = {"model": options.model, "dataset": "synthetic", "max_steps": STEPS}
     choices |= {"train_samples": STEPS * batch, "test_samples": 64}
     batch_sizes = {PLAIN: batch, DATA_PARALLEL: batch, DDP: batch // 2}
     TrainConfig(**choices, batch_size=batch)  # checks the options before any process is started
+    with without_garbage_collection():
+        import torch
+
     on_cpu = torch.cuda.device_count() < 2
     one_gpu, both_gpus = (ON_CPU, ON_CPU) if on_cpu else ("0", "0,1")
     threads = max(2, usable_cores() // 2 * 2)  # even: each of the two DDP processes gets half

@@ -23,7 +23,7 @@ from accel_demo.lab.course.originals import CONFIGS, PACKAGE
 from accel_demo.lab.crash import tables
 from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
 from accel_demo.lab.output import write_outputs
-from accel_demo.options import command_parser
+from accel_demo.options import Parser, command_parser
 from accel_demo.processes.cleanup import sigterm_raises
 
 KILLS, QUICK_KILLS = 5, 1
@@ -40,14 +40,7 @@ TRAINING = (
 
 def main(arguments: list[str]) -> int:
     """Run the check and print its result. Return 0 if the check passed."""
-    parser = command_parser("crash", __doc__, quick=f"{QUICK_KILLS} kill instead of {KILLS}")
-    parser.add_processes(1, "number of processes that train")
-    parser.add_option("--kills", KILLS, "number of kills", quick=QUICK_KILLS, least=1)
-    help = "random seed that determines when and which ranks are killed"
-    parser.add_option("--seed", 0, help)
-    help = "train file to run: train (Accelerate) or train_ddp (raw DDP)"
-    parser.add_option("--script", "train", help, choices=("train", "train_ddp"))
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     if options.script == "train" and options.processes > 2:
         raise UserError(
             f"accelerate_configs/ has no file for {options.processes} processes on the CPU. "
@@ -67,6 +60,17 @@ def main(arguments: list[str]) -> int:
     print(tables.summary(result))
     write_outputs(options, "crash", result, tables.draw)
     return 0 if result.passed else 1
+
+
+def make_parser() -> Parser:
+    parser = command_parser("crash", __doc__, quick=f"{QUICK_KILLS} kill instead of {KILLS}")
+    parser.add_processes(1, "number of processes that train")
+    parser.add_option("--kills", KILLS, "number of kills", quick=QUICK_KILLS, least=1)
+    help = "random seed that determines when and which ranks are killed"
+    parser.add_option("--seed", 0, help)
+    help = "train file to run: train (Accelerate) or train_ddp (raw DDP)"
+    parser.add_option("--script", "train", help, choices=("train", "train_ddp"))
+    return parser
 
 
 def launch_command(script: str, processes: int) -> list[str]:

@@ -4,8 +4,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.numpy import load_file
-
 
 @dataclass(frozen=True)
 class Kill:
@@ -82,6 +80,8 @@ class CrashResult:
 
 def compare(uninterrupted: Path, killed: Path) -> RunComparison:
     """Compare all weights bit for bit, and the metrics of all steps except `images_per_second`."""
+    from safetensors.numpy import load_file  # slow: imports numpy
+
     first, second = (load_file(run / "model.safetensors") for run in (uninterrupted, killed))
     different = first.keys() ^ second.keys()
     for name in first.keys() & second.keys():

@@ -40,20 +40,7 @@ from accel_demo.wording import counted
 
 def main(arguments: list[str], clock: Callable[[], float] = time.time) -> int:
     """Run the command, and return its exit code. `clock` is compared with the other machines'."""
-    parser = Parser(__doc__, prog="accel-demo doctor")
-    add = parser.add_argument
-    add("--config", type=Path, metavar="FILE", help="launch config to check")
-    help = "number of processes, if it is not in the file"
-    add("--num-processes", type=int, metavar="N", help=help)
-    help = "rank of this machine, from 0 (default: NODE_RANK, or the file's machine_rank)"
-    add("--machine-rank", type=int, metavar="N", help=help)
-    help = "address of machine 0 (default: MASTER_ADDR, or the file's main_process_ip)"
-    add("--main-process-ip", metavar="ADDRESS", help=help)
-    help = "free port of machine 0 (default: MASTER_PORT, or the file's main_process_port)"
-    add("--main-process-port", type=int, metavar="PORT", help=help)
-    help = f"seconds to wait for the other machines (default: {machines.JOIN_TIMEOUT})"
-    add("--join-timeout", type=float, metavar="S", default=machines.JOIN_TIMEOUT, help=help)
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     if not 0 < options.join_timeout <= 86_400:
         raise UserError(
             f"--join-timeout must be above 0 and at most 86400 s, got {options.join_timeout:g}"
@@ -82,6 +69,23 @@ def main(arguments: list[str], clock: Callable[[], float] = time.time) -> int:
             "several machines out."
         )
     return check_launch(options.config, config)
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, prog="accel-demo doctor")
+    add = parser.add_argument
+    add("--config", type=Path, metavar="FILE", help="launch config to check")
+    help = "number of processes, if it is not in the file"
+    add("--num-processes", type=int, metavar="N", help=help)
+    help = "rank of this machine, from 0 (default: NODE_RANK, or the file's machine_rank)"
+    add("--machine-rank", type=int, metavar="N", help=help)
+    help = "address of machine 0 (default: MASTER_ADDR, or the file's main_process_ip)"
+    add("--main-process-ip", metavar="ADDRESS", help=help)
+    help = "free port of machine 0 (default: MASTER_PORT, or the file's main_process_port)"
+    add("--main-process-port", type=int, metavar="PORT", help=help)
+    help = f"seconds to wait for the other machines (default: {machines.JOIN_TIMEOUT})"
+    add("--join-timeout", type=float, metavar="S", default=machines.JOIN_TIMEOUT, help=help)
+    return parser
 
 
 def report_machine() -> int:

@@ -46,10 +46,7 @@ class Explanation:
 
 def main(arguments: list[str]) -> int:
     """Run the command, and return its exit code."""
-    parser = Parser(__doc__, prog="accel-demo explain")
-    help = "a log, or - for standard input (default)"
-    parser.add_argument("file", type=Path, nargs="?", default=Path("-"), metavar="FILE", help=help)
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character of the log
     text = read(options.file)
@@ -72,6 +69,13 @@ def main(arguments: list[str]) -> int:
             "If the results are wrong, or the program hangs, run: accel-demo audit -- COMMAND"
         )
     return 0 if faults else 1
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, prog="accel-demo explain")
+    help = "a log, or - for standard input (default)"
+    parser.add_argument("file", type=Path, nargs="?", default=Path("-"), metavar="FILE", help=help)
+    return parser
 
 
 def read(file: Path) -> str:

@@ -16,17 +16,12 @@ cannot be measured separately, because they belong to the same process.
 
 from pathlib import Path
 
-from tqdm import tqdm
-
-from accel_demo.anatomy import gil
-from accel_demo.anatomy.memory import OPTIMIZERS
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
 from accel_demo.guess import comparison
 from accel_demo.lab.memory import own, tables
-from accel_demo.lab.memory.formula import STRATEGIES
-from accel_demo.lab.memory.measure import measure_each
-from accel_demo.lab.memory.result import MemoryResult, memory_result
+from accel_demo.lab.memory.formula import STATES
+from accel_demo.lab.memory.result import MemoryResult
 from accel_demo.lab.observed.observation import (
     YOURS,
     add_options,
@@ -36,9 +31,7 @@ from accel_demo.lab.observed.observation import (
 )
 from accel_demo.lab.output import write_outputs
 from accel_demo.options import Parser, command_parser
-from accel_demo.processes.devices import own_device
-from accel_demo.processes.group import PRELOADED, results_by_rank
-from accel_demo.processes.launch import start_preloading
+from accel_demo.slow_imports import without_garbage_collection
 
 BATCH_SIZE, QUICK_BATCH_SIZE = 32, 2  # images per device
 OPTIMIZER, QUICK_OPTIMIZER = "adamw", "sgd"
@@ -51,17 +44,12 @@ def main(arguments: list[str]) -> int:
     if is_about_a_script(arguments):
         return main_of_script(arguments)
     options = read(arguments)
-    choices = (options.model, options.optimizer, options.processes, options.batch_size)
-    data_parallel, *distributed = STRATEGIES
-    with tqdm(total=len(STRATEGIES), desc="measuring", unit="strategy", leave=False) as bar:
-        # Import torch for the other processes while this process measures nn.DataParallel.
-        start_preloading(PRELOADED)
-        with gil.one_torch_thread():
-            here = measure_each(own_device(), [data_parallel], *choices)
-        bar.update()
-        ranks = results_by_rank(measure_each, options.processes, distributed, *choices)
-        bar.update(len(distributed))
-    result = memory_result(choices, here[data_parallel], ranks)
+    with without_garbage_collection():
+        from accel_demo.lab.memory.comparison import measure_and_predict
+
+    result = measure_and_predict(
+        options.model, options.optimizer, options.processes, options.batch_size
+    )
     print(tables.text(result))
     if options.guess is not None:
         print(f"\n{comparison(options.guess, bytes_per_parameter(result), ' bytes')}")
@@ -101,7 +89,7 @@ def make_parser() -> Parser:
     parser.add_guess("bytes per parameter on a rank of DDP, without activations")
     parser.begin_group(OURS)
     parser.add_option("--model", "vgg11", "the model to train", choices=MODELS)
-    choices = {"quick": QUICK_OPTIMIZER, "choices": OPTIMIZERS}
+    choices = {"quick": QUICK_OPTIMIZER, "choices": list(STATES)}
     parser.add_option("--optimizer", OPTIMIZER, "the optimizer", **choices)
     parser.add_option("--batch-size", BATCH_SIZE, "images per device", quick=QUICK_BATCH_SIZE)
     parser.begin_group(YOURS)

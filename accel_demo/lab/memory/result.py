@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from accel_demo.lab.memory.formula import KINDS, STRATEGIES, Bytes, on_meta, predict
-from accel_demo.lab.memory.measure import ProcessMemory
+from accel_demo.lab.memory.formula import Bytes
 
 
 @dataclass(frozen=True)
@@ -35,44 +34,3 @@ class MemoryResult:
     images_per_device: int
     rows: list[MemoryRow]
     predicted_data_parallel_devices: list[Bytes]
-
-
-def memory_result(
-    choices: tuple[str, str, int, int],
-    data_parallel: ProcessMemory,
-    ranks: list[dict[str, ProcessMemory]],
-) -> MemoryResult:
-    """Compare the measurements with the formulas.
-
-    `choices` is (model, optimizer, processes, batch size). `ranks` contains the
-    measurements of DDP and FSDP2 on each rank.
-    """
-    model, optimizer, processes, batch_size = choices
-    devices = processes if data_parallel.device == "cpu" else len(data_parallel.measured)
-    predicted = predict(STRATEGIES[0], model, optimizer, devices, batch_size)
-    if len(data_parallel.measured) < devices:  # one measurement for all CPU devices
-        names = [f"all {devices} devices"]
-        measurable = [{kind: sum(sizes[kind] for sizes in predicted) for kind in KINDS}]
-    else:
-        names, measurable = [f"device {index}" for index in range(devices)], predicted
-    rows = [
-        _memory_row(STRATEGIES[0], name, data_parallel, index, sizes)
-        for index, (name, sizes) in enumerate(zip(names, measurable, strict=True))
-    ]
-    for strategy in STRATEGIES[1:]:
-        by_rank = predict(strategy, model, optimizer, processes, batch_size)
-        for rank, (sizes, memory) in enumerate(zip(by_rank, ranks, strict=True)):
-            rows.append(_memory_row(strategy, f"rank {rank}", memory[strategy], 0, sizes))
-    parameters = sum(parameter.numel() for parameter in on_meta(model).parameters())
-    return MemoryResult(model, parameters, optimizer, processes, batch_size, rows, predicted)
-
-
-def _memory_row(
-    strategy: str, place: str, memory: ProcessMemory, index: int, predicted: Bytes
-) -> MemoryRow:
-    measured = memory.measured[index]
-    counted = memory.counted if len(memory.measured) == 1 else {}
-    kinds = [kind for kind in KINDS if predicted[kind] and measured[kind]]
-    errors = {kind: predicted[kind] / measured[kind] - 1 for kind in kinds}
-    facts = (memory.device, memory.connected_processes, predicted, counted, measured, errors)
-    return MemoryRow(strategy, place, *facts)

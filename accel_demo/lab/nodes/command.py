@@ -88,6 +88,26 @@ def read(arguments: list[str]):
     if "--" in arguments:
         place = arguments.index("--")
         own, command = arguments[:place], arguments[place + 1 :]
+    parser = make_parser()
+    options, unknown = parser.parse_known_args(own)
+    if unknown:
+        if not unknown[0].startswith("-"):
+            raise UserError(f"put -- before a command: accel-demo nodes -- {' '.join(unknown)}")
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    check(options)
+    if command is not None and not command:
+        raise UserError("there is no command after --")
+    if command is None:
+        command = launches.default_command(options.elastic)
+        if not Path("accel_demo/train.py").exists():
+            raise UserError(
+                "accel_demo/train.py is not in this folder. Go to the repository, or add a command."
+            )
+    options.command = command
+    return options
+
+
+def make_parser() -> Parser:
     usage = "accel-demo nodes [OPTIONS] [-- COMMAND …]"
     parser = Parser(__doc__, prog="accel-demo nodes", usage=usage)
     add = parser.add_argument
@@ -117,21 +137,7 @@ def read(arguments: list[str]):
     add("--silence", type=float, default=60, metavar="S", help=help)
     help = "port of node 0 on which the nodes meet (default: any free port)"
     add("--port", type=int, default=0, metavar="PORT", help=help)
-    options, unknown = parser.parse_known_args(own)
-    if unknown:
-        advice = "" if unknown[0].startswith("-") else ". Put -- in front of the command."
-        raise UserError(f"unrecognized arguments: {' '.join(unknown)}{advice}")
-    check(options)
-    if command is not None and not command:
-        raise UserError("there is no command after --")
-    if command is None:
-        command = launches.default_command(options.elastic)
-        if not Path("accel_demo/train.py").exists():
-            raise UserError(
-                "accel_demo/train.py is not in this folder. Go to the repository, or add a command."
-            )
-    options.command = command
-    return options
+    return parser
 
 
 def seconds_or_text(value: str) -> float | str:

@@ -20,7 +20,6 @@ import tempfile
 from pathlib import Path
 
 from accel_demo.config import MODELS, OPTIMIZERS, TrainConfig
-from accel_demo.data import load_datasets
 from accel_demo.errors import UserError
 from accel_demo.lab.observed.observation import (
     YOURS,
@@ -32,9 +31,9 @@ from accel_demo.lab.observed.observation import (
 )
 from accel_demo.lab.output import write_outputs
 from accel_demo.lab.parity import own, tables
-from accel_demo.lab.parity.pairs import ParityResult, compare_pairs, plan
-from accel_demo.lab.parity.runs import train_all
+from accel_demo.lab.parity.pairs import ParityResult, plan
 from accel_demo.options import Parser, command_parser
+from accel_demo.slow_imports import without_garbage_collection
 
 STEPS, QUICK_STEPS = 8, 4
 PEAK_LEARNING_RATE = {"sgd": 0.1, "adamw": 0.01, "adam": 0.01}
@@ -48,6 +47,11 @@ def main(arguments: list[str]) -> int:
     if is_about_a_script(arguments):
         return main_of_script(arguments)
     options, config = read(arguments)
+    with without_garbage_collection():
+        from accel_demo.lab.parity.comparison import compare_pairs
+        from accel_demo.lab.parity.runs import train_all
+
+    check_images(options, config)
     pairs = plan(options.processes, options.batch_size)
     runs = dict.fromkeys(run for pair in pairs for run in (pair.first, pair.second))  # unique runs
     with tempfile.TemporaryDirectory() as folder:
@@ -107,6 +111,13 @@ def read(arguments: list[str]):
         train_samples=options.steps * options.batch_size * max(options.processes),
         test_samples=100,
     )
+    return options, config
+
+
+def check_images(options, config: TrainConfig) -> None:
+    """Raise `UserError` if there are too few images for all steps."""
+    from accel_demo.data import load_datasets  # slow: imports torch
+
     train_set, _ = load_datasets(TrainConfig())
     if config.train_samples > len(train_set):
         raise UserError(
@@ -114,4 +125,3 @@ def read(arguments: list[str]):
             f"need {config.train_samples} images, but there are only "
             f"{len(train_set)}. Use fewer --steps or a smaller --batch-size."
         )
-    return options, config

@@ -6,29 +6,16 @@ import os
 import sys
 import threading
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from accel_demo.config import TrainConfig
+from accel_demo.lab.parity.pairs import ParityRun
 from accel_demo.processes.environment import rank_environment
 from accel_demo.processes.launch import free_port, spawn
-
-
-@dataclass(frozen=True)
-class ParityRun:
-    """One training run. `script` is "train", "train_plain", "train_dp" or "train_ddp"."""
-
-    script: str
-    processes: int = 1
-    accumulate: int = 1
-    batch_size: int = 32  # images in a micro-batch of one process
-
-    @property
-    def name(self) -> str:
-        return f"{self.script}-{self.processes}x{self.accumulate}x{self.batch_size}"
 
 
 def train_all(runs: list[ParityRun], config: TrainConfig, folder: Path) -> dict[ParityRun, dict]:

@@ -43,15 +43,7 @@ def printable(text: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Print the report and write the page. Invalid options raise `UserError` before any output."""
-    parser = Parser(__doc__, prog="accel-demo report")
-    help = "the folder of a run, such as runs/train"
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=help)
-    help = "write the page to FILE (default: report.html in the first run's folder)"
-    parser.add_argument("--html", type=Path, metavar="FILE", help=help)
-    parser.add_json()
-    help = "print the report without writing a page"
-    parser.add_argument("--quick", action="store_true", help=help)
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     check_folders(options.runs)
     if options.quick and options.html:
         raise UserError("--quick writes no page. Remove either --quick or --html.")
@@ -70,6 +62,18 @@ def main(arguments: list[str]) -> int:
     encoding = sys.stdout.encoding or "utf-8"  # some terminals cannot encode sparklines
     print(text.encode(encoding, "replace").decode(encoding))
     return 0
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, prog="accel-demo report")
+    help = "the folder of a run, such as runs/train"
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=help)
+    help = "write the page to FILE (default: report.html in the first run's folder)"
+    parser.add_argument("--html", type=Path, metavar="FILE", help=help)
+    parser.add_json()
+    help = "print the report without writing a page"
+    parser.add_argument("--quick", action="store_true", help=help)
+    return parser
 
 
 def _check_nothing_is_replaced(options) -> None:

@@ -17,13 +17,7 @@ interpreter lock, which allows only one thread at a time to run Python code.
 """
 
 import os
-import random
 
-import torch
-from tqdm import tqdm
-
-from accel_demo.anatomy import gil
-from accel_demo.anatomy.devices import usable_cores
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.guess import comparison
@@ -38,17 +32,9 @@ from accel_demo.lab.observed.observation import (
 )
 from accel_demo.lab.output import write_outputs
 from accel_demo.lab.scaling import own, tables
-from accel_demo.lab.scaling.result import (
-    PARALLEL,
-    PLAIN,
-    ScalingCase,
-    ScalingResult,
-    fits_of,
-    measure_gil,
-    scaling_rows,
-)
-from accel_demo.lab.worker_pool import ON_CPU, WorkerPool, WorkerResult
+from accel_demo.lab.scaling.result import ScalingResult
 from accel_demo.options import Parser, command_parser
+from accel_demo.slow_imports import without_garbage_collection
 
 REPEATS, QUICK_REPEATS = 9, 2
 STEPS, QUICK_STEPS = 20, 3  # optimizer steps per training run, including the warm-up
@@ -66,6 +52,8 @@ def main(arguments: list[str]) -> int:
     counts = sorted({1, *options.processes})
     steps = QUICK_STEPS if options.quick else STEPS
     check(options, counts, steps)
+    with without_garbage_collection():
+        from accel_demo.lab.scaling.measurement import measure
 
     result = measure(options, counts, steps)
     print(tables.text(result))
@@ -130,7 +118,7 @@ def check(options, counts: list[int], steps: int) -> None:
     smallest = options.batch_size // counts[-1]
     if options.model.startswith("resnet") and smallest < 2:
         raise UserError(f"{options.model} needs batches of at least 2 images, got {smallest}")
-    hosts.check_rate(options.rate, counts[-1], config_of(options.model))
+    hosts.check_rate(options.rate, counts[-1], TrainConfig(model=options.model))
 
 
 def speedup_on_two(result: ScalingResult) -> float:
@@ -138,70 +126,3 @@ def speedup_on_two(result: ScalingResult) -> float:
     case = ("strong", "Accelerate", 2)
     [row] = [row for row in result.rows if (row.scaling, row.version, row.processes) == case]
     return row.median_speedup
-
-
-def scaling_cases(counts: list[int], batch_size: int) -> list[ScalingCase]:
-    """Return all cases to measure. With one process, strong and weak scaling are the same case."""
-    cases = [ScalingCase(PLAIN, 1, batch_size)]
-    for version in PARALLEL:
-        for count in counts:
-            for batch in sorted({batch_size // count, batch_size}):
-                cases.append(ScalingCase(version, count, batch))
-    return cases
-
-
-def measure(options, counts: list[int], steps: int) -> ScalingResult:
-    """Measure all cases once per repetition, and then compare threads with processes."""
-    cases = scaling_cases(counts, options.batch_size)
-    gpus = first_gpus(counts[-1]) if torch.cuda.device_count() >= counts[-1] else ON_CPU
-    rates: dict[ScalingCase, list[float]] = {case: [] for case in cases}  # images/s per repetition
-    with (
-        hosts.limited_hosts(counts[-1], options.rate) as own_hosts,
-        WorkerPool(counts[-1], options.threads, gpus, own_hosts) as pool,
-    ):
-        # Workers import some modules in their first step, so let them train once before measuring.
-        first_run = train(pool, cases[-1], options.model, steps=2)
-        with tqdm(total=options.repeats * len(cases), desc="scaling", unit="run") as bar:
-            for repeat in range(options.repeats):
-                for case in random.Random(repeat).sample(cases, len(cases)):
-                    training = train(pool, case, options.model, steps)
-                    images = training["processes"] * case.batch_size
-                    rates[case].append(images / training["seconds_per_step"])
-                    bar.update()
-    rows = scaling_rows(rates, counts, options.batch_size)
-    return ScalingResult(
-        processes=counts,
-        threads=options.threads,
-        device=first_run["device"],
-        cores=usable_cores(),
-        model=options.model,
-        batch_size=options.batch_size,
-        steps=steps,
-        repeats=options.repeats,
-        rows=rows,
-        fits=fits_of(rows),
-        has_gil=gil.has_gil(),
-        gil_rows=measure_gil(1 if options.quick else options.repeats),
-        rate=options.rate,
-        gradient_bytes=hosts.gradient_bytes(config_of(options.model)),
-    )
-
-
-def config_of(model: str) -> TrainConfig:
-    return TrainConfig(model=model, dataset="synthetic")
-
-
-def first_gpus(count: int) -> str:
-    """Return the first `count` visible GPUs, in the format of CUDA_VISIBLE_DEVICES."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(index) for index in range(count)]
-    return ",".join(names[:count])
-
-
-def train(pool: WorkerPool, case: ScalingCase, model: str, steps: int) -> WorkerResult:
-    """Train this case once, with one worker of the pool for each of its processes."""
-    samples = steps * case.batch_size * case.processes
-    choices = {"model": model, "batch_size": case.batch_size, "max_steps": steps}
-    choices |= {"dataset": "synthetic", "train_samples": samples, "test_samples": 64}
-    warm_up = max(1, steps // 10)
-    return pool.run(case.version, choices, warm_up=warm_up, processes=case.processes)

@@ -3,7 +3,6 @@
 import statistics
 from dataclasses import dataclass
 
-from accel_demo.anatomy import gil
 from accel_demo.lab.measurements import median_interval
 from accel_demo.lab.scaling.fit import LAWS, SerialShareFit, fit
 
@@ -67,6 +66,16 @@ class ScalingResult:
     gradient_bytes: int = 0
 
 
+def scaling_cases(counts: list[int], batch_size: int) -> list[ScalingCase]:
+    """Return all cases to measure. With one process, strong and weak scaling are the same case."""
+    cases = [ScalingCase(PLAIN, 1, batch_size)]
+    for version in PARALLEL:
+        for count in counts:
+            for batch in sorted({batch_size // count, batch_size}):
+                cases.append(ScalingCase(version, count, batch))
+    return cases
+
+
 def scaling_rows(
     rates: dict[ScalingCase, list[float]], counts: list[int], batch_size: int
 ) -> list[ScalingRow]:
@@ -77,7 +86,7 @@ def scaling_rows(
             for count in counts if version != PLAIN else [1]:
                 batch = batch_size // count if scaling == "strong" else batch_size
                 values = rates[ScalingCase(version, count, batch)]
-                speedups = _ratios(values, rates[ScalingCase(PLAIN, 1, batch_size)])
+                speedups = ratios(values, rates[ScalingCase(PLAIN, 1, batch_size)])
                 median, interval = statistics.median(speedups), median_interval(speedups)
                 row = (scaling, version, count, batch, values, speedups, median, interval)
                 rows.append(ScalingRow(*row, efficiency=median / count))
@@ -100,24 +109,10 @@ def fits_of(rows: list[ScalingRow]) -> list[SerialShareFit]:
                 if (row.scaling, row.version) == (scaling, version)
             }
             if len(rates) >= LEAST_COUNTS:
-                speedups = {count: _ratios(values, rates[1]) for count, values in rates.items()}
+                speedups = {count: ratios(values, rates[1]) for count, values in rates.items()}
                 fits.append(fit(scaling, version, speedups))
     return fits
 
 
-def measure_gil(repeats: int) -> list[GilRow]:
-    """Compare the speed of threads and processes, for work in Python and in torch."""
-    rows = []
-    for work, measured in gil.measure(repeats).items():
-        seconds = {workers: [time.seconds for time in times] for workers, times in measured.items()}
-        one_after_the_other = next(iter(seconds.values()))
-        for workers, times in measured.items():
-            speedups = _ratios(one_after_the_other, seconds[workers])
-            median, interval = statistics.median(speedups), median_interval(speedups)
-            busy = gil.cores_busy(times)
-            rows.append(GilRow(work, workers, speedups, median, interval, busy))
-    return rows
-
-
-def _ratios(values: list[float], references: list[float]) -> list[float]:
+def ratios(values: list[float], references: list[float]) -> list[float]:
     return [value / reference for value, reference in zip(values, references, strict=True)]

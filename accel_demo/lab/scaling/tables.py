@@ -6,7 +6,6 @@ import statistics
 import textwrap
 from pathlib import Path
 
-from accel_demo.anatomy.gil import PARTS
 from accel_demo.lab import hosts, load
 from accel_demo.lab.measurements import interval_text
 from accel_demo.lab.observed.observation import processes_in_words
@@ -162,6 +161,8 @@ def draw_scaling(axis, result: ScalingResult, scaling: str) -> None:
 
 def draw_gil(axis, rows: list[GilRow]) -> None:
     """Draw a group of bars for each kind of work."""
+    from accel_demo.anatomy.gil import PARTS  # slow: imports torch
+
     works = list(dict.fromkeys(row.work for row in rows))
     for index, workers in enumerate(dict.fromkeys(row.workers for row in rows)):
         bars = [row for row in rows if row.workers == workers]

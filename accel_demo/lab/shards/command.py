@@ -35,18 +35,17 @@ from accel_demo.lab.observed.places import NotChecked, last_lines
 from accel_demo.lab.output import MeasuredFinding, write_outputs
 from accel_demo.lab.shards import tables
 from accel_demo.lab.shards.own import OwnShardsResult, loaders_of
-from accel_demo.lab.shards.reading import (
+from accel_demo.lab.shards.result import (
     ACCELERATE,
     TORCH,
     LoaderSettings,
     ShardsResult,
     explain_uneven_batches,
-    read_all,
 )
 from accel_demo.observer.limits import BATCHES, EPOCHS
 from accel_demo.options import Parser, command_parser
-from accel_demo.processes.group import results_by_rank
 from accel_demo.show import save
+from accel_demo.slow_imports import without_garbage_collection
 
 QUICK_EPOCHS = 2
 # After so many batches, a pass over a stream ends; one over a dataset, if it has twice as many.
@@ -67,6 +66,10 @@ def main(arguments: list[str]) -> int:
     if is_about_a_script(arguments):
         return main_of_script(arguments)
     options = read_options(arguments)
+    with without_garbage_collection():
+        from accel_demo.lab.shards.reading import read_all
+        from accel_demo.processes.group import results_by_rank
+
     preloaded = ("torch", read_all.__module__)  # without torch._dynamo, which only optimizers need
     settings = settings_of(options)
     result, *_ = results_by_rank(read_all, options.processes, settings, preloaded=preloaded)

@@ -7,7 +7,7 @@ from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.places import short_path, text_of
 from accel_demo.lab.observed.ranks import Rank, batches_of, contents
 from accel_demo.lab.output import MeasuredFinding
-from accel_demo.lab.shards.reading import (
+from accel_demo.lab.shards.result import (
     Batches,
     EpochReads,
     epoch_reads,

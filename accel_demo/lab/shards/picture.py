@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from accel_demo.lab.shards.own import OwnLoader
-from accel_demo.lab.shards.reading import EpochReads, LoaderReads, readers_of
+from accel_demo.lab.shards.result import EpochReads, LoaderReads, readers_of
 from accel_demo.show import COLORS, new_figure
 
 ROOM_FOR_RANKS = 13  # points; cells of at least this width have room for a rank number

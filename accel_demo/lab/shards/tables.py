@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from accel_demo.lab.observed.observation import processes_in_words
 from accel_demo.lab.shards.own import OwnLoader, OwnShardsResult
-from accel_demo.lab.shards.reading import EpochReads, LoaderReads, ShardsResult, readers_of
+from accel_demo.lab.shards.result import EpochReads, LoaderReads, ShardsResult, readers_of
 from accel_demo.show import table
 from accel_demo.wording import counted
 

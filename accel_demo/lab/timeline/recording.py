@@ -20,7 +20,7 @@ from tqdm import tqdm
 from accel_demo import train
 from accel_demo.config import TrainConfig
 from accel_demo.lab.hosts import own_network
-from accel_demo.lab.timeline import merge
+from accel_demo.lab.timeline.clocks import clock_ahead
 from accel_demo.lab.timeline.result import RankProfile
 from accel_demo.observer import tracing
 
@@ -59,7 +59,7 @@ def profile_run(run: ProfileSettings, number: int, folder: str, clocks: Any) -> 
     ahead_ns = []
 
     def compare_clocks() -> None:
-        ahead_ns.append(merge.clock_ahead(clocks))
+        ahead_ns.append(clock_ahead(clocks))
         for _ in range(BARRIERS):
             with record_function("barrier"):
                 dist.barrier(clocks)
