@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from accel_demo.terminal import replace_missing_characters
+
 REPORT_TIMEOUT = 20  # seconds that the other ranks wait for local rank 0 to report the error
 
 
@@ -24,7 +26,10 @@ def one_line_errors() -> Iterator[None]:
     rank 0) prints it. The others wait until this process exits and the launcher stops them. If a
     rank is still running after `REPORT_TIMEOUT` seconds, only this rank had the error (for example,
     its disk is full), so it prints the error.
+
+    Every program of ours begins with this function, so it also calls `replace_missing_characters`.
     """
+    replace_missing_characters()
     try:
         yield
     except UserError as error:

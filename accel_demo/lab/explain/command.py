@@ -12,7 +12,6 @@ import re
 import sys
 from bisect import bisect
 from dataclasses import dataclass, field
-from io import TextIOWrapper
 from pathlib import Path
 
 from accel_demo.errors import UserError
@@ -47,8 +46,6 @@ class Explanation:
 def main(arguments: list[str]) -> int:
     """Run the command, and return its exit code."""
     options = make_parser().parse_args(arguments)
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character of the log
     text = read(options.file)
     found = explain(text)
     faults = [each for each in found if not each.row.get("harmless")]
