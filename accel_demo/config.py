@@ -160,6 +160,11 @@ class CommandLine(Parser):
             help = "precision of the forward and backward pass (default: no, which means fp32)"
             choices = ("no", "bf16", "fp16")
             self.add_argument("--mixed-precision", default="no", choices=choices, help=help)
+        else:
+            self.flags_of_launcher = {
+                "--mixed-precision": "`accelerate launch --mixed_precision`",
+                "--processes": "`accelerate launch --num_processes`",
+            }
         for field in dataclasses.fields(TrainConfig):
             flag = "--" + field.name.replace("_", "-")
             help = field.metadata["help"]

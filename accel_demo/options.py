@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from accel_demo.errors import UserError
+from accel_demo.suggestions import flag_meant
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,6 +38,7 @@ class Parser(argparse.ArgumentParser):
         )
         self.quick_defaults: dict[str, tuple] = {}  # {option: default without and with --quick}
         self.processes: tuple[int, int] | None = None  # default and minimum of --processes N
+        self.flags_of_launcher: dict[str, str] = {}  # {flag to suggest: how the launcher calls it}
         self.subjects: dict[str, list[str]] = {}  # {subject: flags that are only about it}
         self.group: Any = None  # the group of the help text that options are added to
         if processes is not None:
@@ -45,6 +47,13 @@ class Parser(argparse.ArgumentParser):
             self.add_plot()
 
     def error(self, message: str) -> NoReturn:
+        """Raise `UserError` with this message. If a flag does not exist, suggest a similar one."""
+        kind, _, words = message.partition("unrecognized arguments: ")
+        unknown = next((word for word in words.split() if word.startswith("-")), None)
+        if not kind and unknown:
+            flags = [*self._option_string_actions, *self.flags_of_launcher]
+            if meant := flag_meant(unknown, flags):
+                message += f"; did you mean {self.flags_of_launcher.get(meant, meant)}?"
         raise UserError(message)
 
     def parse_args(self, args=None, namespace=None) -> Any:
