@@ -1,15 +1,18 @@
 """Run `accel-demo COMMAND`: import the command's module in accel_demo/lab/ and call its `main`."""
 
-import gc
 import importlib
 import os
 import sys
 from argparse import SUPPRESS
-from difflib import get_close_matches
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 
+from accel_demo import __version__
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.lab import load
 from accel_demo.options import Parser
+from accel_demo.suggestions import did_you_mean
 
 COMMANDS = {  # the question that each command answers
     "audit": "What is wrong with my training script?",
@@ -33,46 +36,30 @@ COMMANDS = {  # the question that each command answers
     "reset": "How do I start an exercise again?",
     "answer": "What would a right answer have been?",
 }
-SINGLE_MODULES = {
-    "predict",
-    "init",
-    "next",
-    "check",
-    "hint",
-    "reset",
-    "answer",
-}  # others are folders
+SINGLE_MODULES = set("predict init next check hint reset answer".split())  # others are folders
+HELPERS = {  # commands about the commands; they have no module in lab/
+    "help": "What are the options of a command? For example: accel-demo help audit",
+    "completion": "How does my shell complete commands and options when I press Tab?",
+}
+LIST = "accel-demo --help lists the commands"
 
 
 def main() -> None:
     """Run the command that the user typed, and exit with the code that its `main` returns."""
     with one_line_errors():
-        width = max(map(len, COMMANDS)) + 2
-        questions = "\n".join(f"  {name:{width}}{text}" for name, text in COMMANDS.items())
-        parser = Parser(
-            f"Distributed data-parallel training, taken apart.\n\ncommands:\n{questions}",
-            prog="accel-demo",
-            usage="accel-demo COMMAND [OPTIONS]",
-            epilog="Run accel-demo COMMAND --help for the command's options and two examples.",
-        )
-        parser.add_argument("command", nargs="?", metavar="COMMAND", help=SUPPRESS)
-        command = parser.parse_args(sys.argv[1:2]).command
-        if command is None:
-            parser.print_help()
-            sys.exit(0)
-        if command not in COMMANDS:
-            nearest = get_close_matches(command, COMMANDS, n=1, cutoff=0)[0]
-            raise UserError(f"there is no command {command}; did you mean accel-demo {nearest}?")
+        words = sys.argv[1:] or ["--help"]
+        while words[0] == "help":
+            words = [*words[1:], "--help"]
+        command, *arguments = words
+        make_parser().parse_args([command])
+        if command not in COMMANDS | HELPERS:
+            nearest = did_you_mean(command, COMMANDS | HELPERS)
+            advice = f"did you mean accel-demo {nearest}?" if nearest else LIST
+            raise UserError(f"there is no command {command}; {advice}")
         load.begin()
-        gc.disable()  # garbage collection makes importing torch a quarter slower
-        try:
-            name = command if command in SINGLE_MODULES else f"{command}.command"
-            module = importlib.import_module(f"accel_demo.lab.{name}")
-        finally:
-            gc.enable()
         code = 1
         try:
-            code = module.main(sys.argv[2:])
+            code = main_of(command)(arguments)
             sys.stdout.flush()
         except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
             # https://docs.python.org/3/library/signal.html#note-on-sigpipe
@@ -80,5 +67,31 @@ def main() -> None:
         sys.exit(code)
 
 
-if __name__ == "__main__":
-    main()
+def make_parser() -> Parser:
+    """Return the parser of the first word, which is a command, --help or --version."""
+    width = max(map(len, COMMANDS | HELPERS)) + 2
+    lines = "\n".join(f"  {name:{width}}{text}" for name, text in (COMMANDS | HELPERS).items())
+    parser = Parser(
+        f"Distributed data-parallel training, taken apart.\n\ncommands:\n{lines}",
+        prog="accel-demo",
+        usage="accel-demo COMMAND [OPTIONS]",
+        epilog="Run accel-demo COMMAND --help for the command's options and two examples.",
+    )
+    parser.add_argument("command", nargs="?", help=SUPPRESS)
+    parser.add_argument("--version", action="version", version=f"accel-demo {__version__}")
+    return parser
+
+
+def main_of(command: str) -> Callable[[list[str]], int]:
+    """Return the function that runs a command."""
+    if command == "completion":
+        from accel_demo import completion
+
+        return partial(completion.main, questions=COMMANDS | HELPERS, module_of=module_of)
+    return module_of(command).main
+
+
+def module_of(command: str) -> ModuleType:
+    """Import the module of a command. It defines `make_parser` and `main`."""
+    name = command if command in SINGLE_MODULES else f"{command}.command"
+    return importlib.import_module(f"accel_demo.lab.{name}")

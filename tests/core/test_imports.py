@@ -13,7 +13,8 @@ from tests.conftest import REPOSITORY
 
 # The layers, from top to bottom. A module may import modules from its own line and lines below it.
 LAYERS = [
-    {"cli"},
+    {"cli", "__main__"},
+    {"completion"},
     {"lab"},
     {"anatomy"},
     {"show"},
@@ -28,7 +29,16 @@ LAYERS = [
     {"data"},
     {"config"},
     {"options"},
-    {"errors", "guess", "wording", "files", "typed_json", "observer"},
+    {
+        "errors",
+        "suggestions",
+        "guess",
+        "wording",
+        "files",
+        "typed_json",
+        "slow_imports",
+        "observer",
+    },
 ]
 SHARED = "shared by the commands"  # the modules of lab/ that several commands use
 
