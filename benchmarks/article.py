@@ -64,7 +64,7 @@ def measure(options: Namespace) -> Report:
 def train_ours(precision: str, batch_size: int, seed: int) -> dict:
     with (
         tempfile.TemporaryDirectory() as run_dir,
-        open(os.devnull, "w") as nowhere,
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
         redirect_stdout(nowhere),
         redirect_stderr(nowhere),
     ):

@@ -49,7 +49,10 @@ def step_time(model: str, side: str, _: int) -> float:
         variables = inject(dict(os.environ), FOLDER, events) if side == "observed" else {}
         with patch.dict(os.environ, variables), WorkerPool(2, 1, ON_CPU) as pool:
             stamps = pool.run("Accelerate", choices, warm_up=steps // 5)["stamps"]
-        observed = [log.read_text().count('"kind": "step"') for log in Path(events).glob("*.jsonl")]
+        observed = [
+            log.read_text(encoding="utf-8").count('"kind": "step"')
+            for log in Path(events).glob("*.jsonl")
+        ]
     if observed != ([steps, steps] if variables else []):
         raise RuntimeError(f"the observer saw {observed} steps of {side}")
     return 1e6 * median(after - before for before, after in zip(stamps, stamps[1:], strict=False))

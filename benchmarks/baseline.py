@@ -51,7 +51,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
 
     environment = {"processes": 1, "device": "cpu", "threads_per_process": torch.get_num_threads()}
-    (options.run_dir / "environment.json").write_text(json.dumps(environment))
+    (options.run_dir / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
     for epoch in range(1, options.epochs + 1):
         model.train()
         for images, labels in tqdm(train_loader, f"epoch {epoch}", unit="batch", leave=False):
@@ -65,7 +65,7 @@ def main() -> None:
             hits = [(model(images).argmax(1) == labels).sum() for images, labels in test_loader]
         accuracy = int(sum(hits)) / len(test_set)
         metrics = json.dumps({"test_accuracy": accuracy})
-        (options.run_dir / "metrics.jsonl").write_text(f"{metrics}\n")
+        (options.run_dir / "metrics.jsonl").write_text(f"{metrics}\n", encoding="utf-8")
         if accuracy >= options.target:
             break
 

@@ -69,11 +69,13 @@ def train(command: list, processes: int = 1) -> FinishedRun:
         started_at, folder = time.time(), Path(name)
         run_command([*command, "--run-dir", folder])
         written, metrics = folder / "environment.json", folder / "metrics.jsonl"
-        environment = json.loads(written.read_text())
+        environment = json.loads(written.read_text(encoding="utf-8"))
         run = FinishedRun(
             written.stat().st_mtime - started_at,
             metrics.stat().st_mtime - started_at,
-            round(json.loads(metrics.read_text().splitlines()[-1])["test_accuracy"], 4),
+            round(
+                json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])["test_accuracy"], 4
+            ),
             environment["threads_per_process"],
         )
     if (environment["processes"], environment["device"]) != (processes, "cpu"):

@@ -180,7 +180,7 @@ def hosts_file(network: Loopback | Cables) -> Iterator[str]:
         lines += [f"::ffff:{network.address(node)} node-{node}.ipv6"]
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(tempfile.NamedTemporaryFile("w"))
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w", encoding="utf-8"))
             file.write("\n".join([*lines, ""]))
             file.flush()
             os.chmod(file.name, 0o644)

@@ -47,7 +47,7 @@ class Hosts:
         # The kernel refuses to change the mounts of a thread that shares its working directory.
         _check_succeeded(libc.unshare(CLONE_FS))
         for namespace in ("net", "mnt"):
-            with open(f"/proc/{pid}/ns/{namespace}") as file:
+            with open(f"/proc/{pid}/ns/{namespace}", "rb") as file:
                 _check_succeeded(libc.setns(file.fileno(), 0))
         os.chdir(folder)
         os.environ.update(self.variables())

@@ -95,7 +95,7 @@ def _own_time() -> float:
 def _waiting_time() -> float:
     """Return how long at least one process of the machine has waited for a core, in seconds."""
     try:
-        words = PRESSURE.read_text().split()
+        words = PRESSURE.read_text(encoding="utf-8").split()
     except OSError:
         return 0.0
     return float(words[words.index("some") + 4].removeprefix("total=")) / 1e6

@@ -84,7 +84,7 @@ def has_bf16_instructions() -> bool:
 def _cpu_line(key: str) -> str:
     """Return the first value of `key` in /proc/cpuinfo, or "" if the key or file does not exist."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
             if name.strip() == key:
                 return value.strip()

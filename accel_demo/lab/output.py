@@ -75,7 +75,8 @@ def write_json(path: Path, command: str, result, of_script: bool = False) -> Non
         "findings": [],
         **dataclasses.asdict(result),
     }
-    path.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(_finite(content), indent=2, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _finite(value):

@@ -31,8 +31,8 @@ TRAIN_FILES = {
 
 
 def main() -> None:
-    results = os.fdopen(os.dup(1), "w")
-    with open(os.devnull, "w") as nowhere:
+    results = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), 1)  # discard all other output, even from C++
         for line in sys.stdin:
             with redirect_stderr(nowhere):
@@ -76,7 +76,7 @@ def run(
     finally:
         hook.remove()
         forget_the_last_run()
-    environment = json.loads(Path(config.run_dir, "environment.json").read_text())
+    environment = json.loads(Path(config.run_dir, "environment.json").read_text(encoding="utf-8"))
     return {
         "processes": environment["processes"],
         "device": environment["device"],

@@ -55,7 +55,7 @@ class WorkerPool:
         command = [python, "-m", "accel_demo.lab.pool_worker"]
         self.workers = []
         for rank, path in enumerate(self.errors):
-            with path.open("w") as stderr:
+            with path.open("wb") as stderr:
                 options = {"stdin": PIPE, "cwd": Path.cwd()}
                 on_host = hosts.wrapped(rank, command) if hosts else command
                 environment = environment_for(variables)
@@ -123,7 +123,9 @@ class WorkerPool:
             if not answered or not all(lines.values()):
                 self.stop()  # the other workers would wait forever for a dead one
                 reason = "died" if answered else f"took over {time_limit} s"
-                errors = "\n".join(path.read_text() for path in self.errors)
+                errors = "\n".join(
+                    path.read_text(encoding="utf-8", errors="replace") for path in self.errors
+                )
                 raise RuntimeError(f"{version}: a worker {reason}\n{errors}")
         return [lines[rank] for rank in sorted(lines)]
 

@@ -27,19 +27,19 @@ def answer_questions() -> None:
     if not os.path.exists(path_of("ask")):
         os.mkfifo(path_of("ask"), 0o600)
         emit("libraries", libraries=LIBRARIES, script_folder=script_folder())  # to read the crash
-        faulthandler.enable(open(path_of("crash"), "w"))
+        faulthandler.enable(open(path_of("crash"), "wb"))
         threading.Thread(target=_answer, name="accel-demo audit", daemon=True).start()
 
 
 def _answer() -> None:
     while True:
-        with open(path_of("ask")) as pipe:
+        with open(path_of("ask"), encoding="utf-8") as pipe:
             if not pipe.read() or is_muted():
                 return
         stack = _stack()
         own = next((place for place in stack if is_own_file(place[0])), None)
         answer = {"collectives": collectives.recent(), "stack": stack, "line": own}
-        with open(path_of("answer.part"), "w") as file:
+        with open(path_of("answer.part"), "w", encoding="utf-8") as file:
             json.dump(answer, file, default=str)
         os.replace(path_of("answer.part"), path_of("answer"))
 

@@ -115,7 +115,7 @@ def read_events(folder: str) -> list[list[dict]]:
 
 
 def read_file(path: str) -> list[dict]:
-    with open(path, errors="replace") as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         return [_event_of(line) for line in file.read().split("\n")[:-1]]
 
 

@@ -118,7 +118,7 @@ class Meter(Tracer):
             return
         self.of_files = None
         with suppress(OSError):  # not Linux, or not permitted
-            with open(CLEAR, "w") as file:
+            with open(CLEAR, "w", encoding="utf-8") as file:
                 file.write("5")  # https://docs.kernel.org/filesystems/proc.html
             self.of_files = _status("VmRSS") - _status("RssAnon")
 
@@ -271,7 +271,7 @@ def _status(key: str) -> int:
     with suppress(AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
     try:
-        with open(STATUS) as file:
+        with open(STATUS, encoding="utf-8") as file:
             for line in file:
                 if line.startswith(key):
                     return int(line.split()[1]) * 1024

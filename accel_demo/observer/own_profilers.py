@@ -46,7 +46,7 @@ def _announce() -> None:
 
 
 def _create(name: str) -> None:
-    open(path_of(name), "a").close()
+    open(path_of(name), "ab").close()
 
 
 def _prepares(tracer, call, *profiler):

@@ -93,7 +93,9 @@ def _fetched(before: dict[str, tuple], indices) -> None:
         emit("draws", where="data set", draws=draws, samples=samples)
     elif parent is not None:
         event = {"kind": "draws", "time": time.time(), "seed": worker.seed - worker.id}
-        with open(path_of("workers", parent.pid), "a") as file:  # of all workers of a process
+        with open(
+            path_of("workers", parent.pid), "a", encoding="utf-8"
+        ) as file:  # of all workers of a process
             file.write(json.dumps(event | {"draws": draws, "samples": samples}) + "\n")
 
 

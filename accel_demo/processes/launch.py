@@ -176,7 +176,11 @@ def run_to_end(
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     if environment is None:
         environment = environment_for({**QUIET, **changes})
-    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+    options = {"encoding": "utf-8", "errors": "replace"}
+    with (
+        tempfile.TemporaryFile("w+", **options) as stdout,
+        tempfile.TemporaryFile("w+", **options) as stderr,
+    ):
         process = start(words, environment, stdout, stderr, cwd=cwd)
         try:
             returncode = process.wait(timeout=time_limit)
@@ -232,7 +236,8 @@ def start(
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         start_new_session=new_session,
         cwd=cwd,
         env=environment,

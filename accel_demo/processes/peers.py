@@ -53,7 +53,7 @@ def own_machine() -> str:
     """
     parts = [own_host()]
     with suppress(OSError):  # only Linux has these files
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip())
         parts.append(os.readlink("/proc/self/ns/pid"))
     return "/".join(parts)
 

@@ -64,7 +64,7 @@ def write_launch(folder: Path, config: TrainConfig, environment: dict, start: di
 def append_metrics(folder: Path, values: dict) -> None:
     """Append a line to metrics.jsonl."""
     path = folder / "metrics.jsonl"
-    with writing(path), open(path, "a") as file:
+    with writing(path), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(values) + "\n")
 
 

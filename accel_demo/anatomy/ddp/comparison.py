@@ -38,7 +38,7 @@ def print_comparison() -> None:
         for processes in [2] if is_launched() else [2, 3, 4]:
             run_in_group(compare, processes, Path(folder), preloaded=(*PRELOADED, "accelerate"))
         files = sorted(Path(folder).glob("*.json"), key=lambda file: int(file.stem))
-        columns = {int(file.stem): json.loads(file.read_text()) for file in files}
+        columns = {int(file.stem): json.loads(file.read_text(encoding="utf-8")) for file in files}
     if not columns:  # in a launch, only rank 0 writes files
         return
     results = {True: "equal", False: "different"}
@@ -58,7 +58,9 @@ def compare(device: torch.device, folder: Path) -> None:
     if any(other != is_equal for other in gather_objects(is_equal)):
         raise RuntimeError("the ranks do not agree on which weights are equal")
     if dist.get_rank() == 0:
-        (folder / f"{dist.get_world_size()}.json").write_text(json.dumps(is_equal))
+        (folder / f"{dist.get_world_size()}.json").write_text(
+            json.dumps(is_equal), encoding="utf-8"
+        )
 
 
 def make_model(device: torch.device) -> nn.Module:

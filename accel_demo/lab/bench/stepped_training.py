@@ -74,7 +74,7 @@ def bytes_of_a_step(training: SteppedTraining) -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(file))
-        events = json.loads(file.read_text())["traceEvents"]
+        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     changes = [event for event in events if event["name"] == "[memory]"]
     changes = [change["args"] for change in sorted(changes, key=lambda change: change["ts"])]
     before = changes[0]["Total Allocated"] - changes[0]["Bytes"]

@@ -46,7 +46,7 @@ class Launch:
         environment = environment_for({**QUIET, "PYTHONUNBUFFERED": "1", MARK: self.mark})
         environment.pop(STARTER, None)  # `_find_ranks` needs a launcher that is started normally
         self.started_at, self.date = time.monotonic(), time.time()
-        with open(self.stdout, "w") as stdout, open(self.stderr, "w") as stderr:
+        with open(self.stdout, "wb") as stdout, open(self.stderr, "wb") as stderr:
             self.launcher = start(self.command, environment, stdout, stderr)
 
     def __enter__(self):
@@ -214,8 +214,8 @@ class Launch:
 
     def fail(self, reason: str) -> NoReturn:
         """Raise `RuntimeError` with the reason and the output of the launch."""
-        output = self.stdout.read_text()[-2000:] + self.stderr.read_text()[-4000:]
-        raise RuntimeError(f"`{' '.join(self.command)}` {reason}\n{output}")
+        output = self.stdout.read_bytes()[-2000:] + self.stderr.read_bytes()[-4000:]
+        raise RuntimeError(f"`{' '.join(self.command)}` {reason}\n{output.decode(errors='replace')}")
 
     def _look(self) -> None:
         """Read the new lines of metrics.jsonl, and search for ranks that are not yet found."""

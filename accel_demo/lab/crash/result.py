@@ -90,7 +90,7 @@ def compare(uninterrupted: Path, killed: Path) -> RunComparison:
             different.add(name)
     logs = []
     for run in (uninterrupted, killed):
-        metrics = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        metrics = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         logs.append([{**line, "images_per_second": 0} for line in metrics if "train_loss" in line])
     return RunComparison(
         tensors=len(first),

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 
 @cache
 def _gallery() -> dict:
-    return yaml.safe_load((FOLDER / "pitfalls.yaml").read_text())
+    return yaml.safe_load((FOLDER / "pitfalls.yaml").read_text(encoding="utf-8"))
 
 
 def symptoms() -> dict[str, str]:
@@ -31,7 +31,7 @@ def pitfalls() -> list[dict]:
 @cache
 def messages() -> list[dict]:
     """Return all rows of messages.yaml, which says what their keys mean."""
-    content = yaml.safe_load((FOLDER / "messages.yaml").read_text())
+    content = yaml.safe_load((FOLDER / "messages.yaml").read_text(encoding="utf-8"))
     return content["messages"] + content["elsewhere"]
 
 

@@ -71,7 +71,9 @@ class Node:
             self.threads = [
                 threading.Thread(target=self._copy_output, args=[self.keeper.stdout, sys.stdout]),
                 threading.Thread(target=self._copy_output, args=[self.keeper.stderr, sys.stderr]),
-                threading.Thread(target=self._read_reports, args=[os.fdopen(reading)]),
+                threading.Thread(
+                    target=self._read_reports, args=[os.fdopen(reading, encoding="utf-8")]
+                ),
             ]
             try:
                 for thread in self.threads:

@@ -95,7 +95,11 @@ class ObservedCommand:
             self.keeper.stdin.close()
         self.keeper.wait()
         result = self.folder / "result.json"
-        ended = json.loads(result.read_text()) if result.exists() else self.replace_keeper()
+        ended = (
+            json.loads(result.read_text(encoding="utf-8"))
+            if result.exists()
+            else self.replace_keeper()
+        )
         self.not_restored = ended["not_restored"]
         return ended
 
@@ -169,7 +173,7 @@ class ObservedCommand:
                 seconds[process.pid] = 0.0
                 for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
                     with suppress(OSError, ValueError):
-                        computed, waited, *_ = map(int, file.read_text().split())
+                        computed, waited, *_ = map(int, file.read_text(encoding="utf-8").split())
                         seconds[process.pid] += (computed + waited) / 1e9
         return seconds
 

@@ -274,12 +274,12 @@ def _read_files(rank: Rank, folder: Path) -> None:
         if len(event["collectives"]) >= len(rank.collectives):
             rank.collectives = event["collectives"]
     crash = folder / f"{rank.pid}.crash"
-    rank.crash = crash.read_text(errors="replace") if crash.exists() else ""
+    rank.crash = crash.read_text(encoding="utf-8", errors="replace") if crash.exists() else ""
     workers = folder / f"{rank.pid}.workers"
     if workers.exists():
         rank.draws_of_workers = [each for each in read_file(str(workers)) if each != LOST]
     answer = folder / f"{rank.pid}.answer"
     if rank.end is None and answer.exists():
-        content = json.loads(answer.read_text())
+        content = json.loads(answer.read_text(encoding="utf-8"))
         rank.collectives, rank.stack = content["collectives"], content["stack"]
         rank.waiting_line = content["line"]

@@ -30,7 +30,8 @@ def train_all(runs: list[ParityRun], config: TrainConfig, folder: Path) -> dict[
     spawn(_train, processes, runs, ports, config, folder, stop_at_once=True)
     environments = {}
     for run in runs:
-        environment = json.loads((folder / run.name / "environment.json").read_text())
+        file = folder / run.name / "environment.json"
+        environment = json.loads(file.read_text(encoding="utf-8"))
         if environment["processes"] != run.processes:
             raise RuntimeError(f"{run.name} ran on {environment['processes']} connected processes")
         environments[run] = environment
@@ -56,7 +57,11 @@ def _train(runs: list[ParityRun], ports: list[int], config: TrainConfig, folder:
         script = importlib.import_module(f"accel_demo.{run.script}")
         run_dir = str(folder / run.name)
         share = {"batch_size": run.batch_size, "accumulate": run.accumulate}
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        with (
+            open(os.devnull, "w", encoding="utf-8") as nowhere,
+            redirect_stdout(nowhere),
+            redirect_stderr(nowhere),
+        ):
             script.main(replace(config, **share, run_dir=run_dir))
         bar.update()
     bar.close()

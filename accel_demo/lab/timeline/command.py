@@ -196,7 +196,7 @@ def write(result: TimelineResult, traces: dict[str, list[dict]], options) -> lis
         for name, of_ranks in traces.items():
             if of_ranks:
                 trace = json.dumps(merge.merged(of_ranks), separators=(",", ":"))  # compact JSON
-                drafts[name].write_text(trace)
+                drafts[name].write_text(trace, encoding="utf-8")
         write_timeline_page(result, drafts["page"])
         if "json" in drafts:
             write_json(drafts["json"], "timeline", result, hasattr(options, "command"))

@@ -13,7 +13,7 @@ from accel_demo.lab.timeline.result import RankProfile
 
 def load(profiles: list[RankProfile]) -> list[dict]:
     """Load the trace of each rank, and convert "ts" and "dur" to milliseconds on rank 0's clock."""
-    traces = [json.loads(Path(profile.trace).read_text()) for profile in profiles]
+    traces = [json.loads(Path(profile.trace).read_text(encoding="utf-8")) for profile in profiles]
     start_ns = traces[0]["baseTimeNanoseconds"]
     for profile, trace in zip(profiles, traces, strict=True):
         shift_ms = (trace["baseTimeNanoseconds"] - profile.clock_ahead_ns - start_ns) / 1e6

@@ -102,7 +102,9 @@ def write_timeline_page(result: TimelineResult, path: Path) -> None:
         LEGEND,
         HELP,
     ]
-    write_page(path, TITLE, "\n".join(parts), STYLE, SCRIPT.read_text("utf-8"), data_of(result))
+    write_page(
+        path, TITLE, "\n".join(parts), STYLE, SCRIPT.read_text(encoding="utf-8"), data_of(result)
+    )
 
 
 def data_of(result: TimelineResult) -> dict:

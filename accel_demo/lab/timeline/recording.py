@@ -76,7 +76,7 @@ def profile_run(run: ProfileSettings, number: int, folder: str, clocks: Any) -> 
         run_dir=str(Path(folder, f"run-{number}")),
     )
     with (
-        open(os.devnull, "w") as nowhere,
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
         contextlib.redirect_stdout(nowhere),
         contextlib.redirect_stderr(nowhere),
         changes(run),
