@@ -112,7 +112,7 @@ def run_in_turn(name: str, commands: list[str]) -> dict[str, str]:
                 shutil.copy(REPOSITORY / "tutorials/40_train.py", folder / "tutorials")
                 timeline = "accel-demo timeline"
                 output = run(command.replace(timeline, f"{timeline} --json result.json"), folder)
-                ranks = json.loads(Path(folder, "result.json").read_text())["ranks"]
+                ranks = json.loads(Path(folder, "result.json").read_text(encoding="utf-8"))["ranks"]
                 steps = [each["end_ms"] - each["start_ms"] for each in ranks[0]["steps"]]
                 step = statistics.median(steps)
                 outputs[command][step] = output.replace(", result.json", ""), folder
@@ -140,7 +140,7 @@ def record(name: str, option: str = "") -> None:
 
 
 def write(name: str, text: str) -> None:
-    Path(REPOSITORY, "tutorials", "transcripts", f"{name}.txt").write_text(text)
+    Path(REPOSITORY, "tutorials", "transcripts", f"{name}.txt").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

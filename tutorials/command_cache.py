@@ -78,7 +78,7 @@ def result_of(command: str, returncode: int = 0, draws: bool = False) -> dict[st
             raise RuntimeError(f"{command}\n{problem}\n{ended.stdout}\n{ended.stderr}")
         result = {"output": ended.stdout.rstrip()}
         if draws:
-            result["drawn"] = picture.read_text()
+            result["drawn"] = picture.read_text(encoding="utf-8")
     print(f"{time.time() - started:7.1f} s  $ {command}  ({reason})", file=sys.stderr, flush=True)
     files = _digests(command, ended.record, started)
     if files is not None:
@@ -172,7 +172,7 @@ def _processor() -> list:
     """Return the properties of the machine that may affect the last bits of a result."""
     described = set()
     with suppress(OSError):  # the file exists only on Linux
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         described = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
     described.update(map(str, Path("/proc/driver/nvidia/gpus").glob("*")))
     cores = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else 0
@@ -218,7 +218,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _load(file: Path) -> dict | None:
-    return json.loads(file.read_text()) if file.exists() else None
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def _save(file: Path, content: dict) -> None:

@@ -28,9 +28,9 @@ NOT_RUN = ("python3 -m venv", "source ", "python -m pip", "accel-demo init", "cd
 NOT_RUN += ("CUDA_VISIBLE_DEVICES=0,4", "OMP_NUM_THREADS=8")
 THEIRS = re.compile(r"^## On your script$.*?(?=^## )", re.DOTALL | re.MULTILINE)
 
-COURSE = yaml.safe_load((TUTORIALS / "course.yaml").read_text())
-QUESTIONS = yaml.safe_load((TUTORIALS / "questions.yaml").read_text())
-INDEX = yaml.safe_load((FOLDER / "messages.yaml").read_text())
+COURSE = yaml.safe_load((TUTORIALS / "course.yaml").read_text(encoding="utf-8"))
+QUESTIONS = yaml.safe_load((TUTORIALS / "questions.yaml").read_text(encoding="utf-8"))
+INDEX = yaml.safe_load((FOLDER / "messages.yaml").read_text(encoding="utf-8"))
 GALLERY = "pitfalls/README.md"
 
 
@@ -48,14 +48,14 @@ def minutes(name: str) -> int:
     The time to read its words, code, output and tables is an estimate. The time of its commands was
     measured.
     """
-    text = (TUTORIALS / f"{name}.md").read_text()
+    text = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
     prose = prose_of(text)
     visible = re.sub(
         r"<!--.*?-->|!\[.*?\]\(.*?\)|^`{3,}.*?$", "", text, flags=re.DOTALL | re.MULTILINE
     )
     lines = len([line for line in visible.splitlines() if line.strip()])
     lines -= len([line for line in prose.splitlines() if line.strip()])
-    seconds = yaml.safe_load(SECONDS.read_text())[name[:2]]
+    seconds = yaml.safe_load(SECONDS.read_text(encoding="utf-8"))[name[:2]]
     reading = len(prose.split()) / WORDS_PER_MINUTE + lines / LINES_PER_MINUTE
     return 5 * max(1, round((reading + seconds / 60) / 5))
 
@@ -76,21 +76,21 @@ def measure(numbers: list[str]) -> None:
 
 
 def _measure(numbers: list[str], folder: str) -> None:
-    seconds = yaml.safe_load(SECONDS.read_text()) if SECONDS.exists() else {}
+    seconds = yaml.safe_load(SECONDS.read_text(encoding="utf-8")) if SECONDS.exists() else {}
     for page in sorted(TUTORIALS.glob("[0-9]*.md")):
         number = page.name[:2]
         if numbers and number not in numbers:
             continue
         started = time.monotonic()
-        for command in commands_of(page.read_text()):
+        for command in commands_of(page.read_text(encoding="utf-8")):
             print(f"{number}: {command}", flush=True)
             run = ["bash", "-c", command]
-            result = subprocess.run(run, cwd=folder, capture_output=True, text=True)
+            result = subprocess.run(run, cwd=folder, capture_output=True, encoding="utf-8")
             if result.returncode > command.startswith(FINDERS):
                 raise RuntimeError(f"{command} failed:\n{result.stderr}")
         seconds[number] = round(time.monotonic() - started)
         print(f"{number}: {seconds[number]} s", flush=True)
-        SECONDS.write_text(HEAD + yaml.safe_dump(seconds))
+        SECONDS.write_text(HEAD + yaml.safe_dump(seconds), encoding="utf-8")
 
 
 def print_pages() -> None:

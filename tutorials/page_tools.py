@@ -76,14 +76,14 @@ def picture(command: str, path: str, description: str, output: bool = True) -> N
     drawn = result["drawn"]
     file = REPOSITORY / path
     if "--check" not in sys.argv:
-        file.write_text(drawn)
-    if not file.exists() or _words(drawn) != _words(file.read_text()):
+        file.write_text(drawn, encoding="utf-8")
+    if not file.exists() or _words(drawn) != _words(file.read_text(encoding="utf-8")):
         print(f"**{path} is stale.**\n")
     print(f"![{description}]({file.name})" + (f"\n\n{result['output']}" if output else ""))
 
 
 def _part(path: str, start: str | None = None, end: str | None = None) -> list[str]:
-    lines = (REPOSITORY / path).read_text().splitlines()
+    lines = (REPOSITORY / path).read_text(encoding="utf-8").splitlines()
     first = _find(path, lines, start, 0) if start else 0
     return lines[first : _find(path, lines, end, first + 1) if end else len(lines)]
 
@@ -153,7 +153,7 @@ def _regenerate(page: Path, check: bool, force: bool) -> tuple[str, str, str]:
         cwd=REPOSITORY,
         env={**os.environ, FORCE: "yes" if force else ""},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
     )
     seconds = time.monotonic() - started
     outcomes = {0: "fresh" if check else "written", CHANGED: "stale"}

@@ -215,7 +215,9 @@ def judge_files(folder: Path, expected: Path) -> None:
                     f"{other[name]:.4f}. Does it include the samples of all processes, each once?",
                     "Each score belongs to one sample",
                 )
-    listed, other_list = ((each / "wrong.txt").read_text().split() for each in (folder, expected))
+    listed, other_list = (
+        (each / "wrong.txt").read_text(encoding="utf-8").split() for each in (folder, expected)
+    )
     ids, others = set(listed), set(other_list)
     if len(listed) > len(ids):
         raise Wrong(
@@ -232,7 +234,10 @@ def judge_files(folder: Path, expected: Path) -> None:
 
 def log_of(folder: Path) -> list[dict]:
     try:
-        return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
     except (OSError, ValueError) as error:
         raise Wrong(f"log.jsonl cannot be read: {grading.describe_error(error)}", FILES) from None
 

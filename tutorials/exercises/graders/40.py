@@ -115,7 +115,11 @@ def observe(answer: Path) -> None:
     check_by_eye(getattr(module, "BY_EYE", None))
     mistakes = []
     for case in STORED + MORE:
-        text = (TRACES / case.name).read_text() if case in STORED else json.dumps(make(case))
+        text = (
+            (TRACES / case.name).read_text(encoding="utf-8")
+            if case in STORED
+            else json.dumps(make(case))
+        )
         with naming_errors(f"{case.name}: cause(trace) raises"):
             returned = module.cause(json.loads(text))
         check_form(case, returned)
@@ -300,7 +304,7 @@ def make_event(name: str, start: float, end: float, rank: int, tid: int) -> dict
 def write_traces() -> None:
     TRACES.mkdir(exist_ok=True)
     for case in STORED:
-        (TRACES / case.name).write_text(json.dumps(make(case)) + "\n")
+        (TRACES / case.name).write_text(json.dumps(make(case)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

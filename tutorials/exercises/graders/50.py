@@ -122,7 +122,10 @@ def judge_validation(validated: list[int], epochs: int) -> None:
 def judge_log(file: Path, expected: list[list[float]]) -> None:
     if not file.exists():
         raise Wrong("log.txt is missing")
-    rows = [[float(text) for text in row] for row in re.findall(LOG_LINE, file.read_text())]
+    rows = [
+        [float(text) for text in row]
+        for row in re.findall(LOG_LINE, file.read_text(encoding="utf-8"))
+    ]
     if len(rows) != len(expected):
         raise Wrong(
             f"log.txt has {counted(len(rows), 'line')} of the form `step 16: "
@@ -299,7 +302,7 @@ class Places:
 
     def read(self, rank: int) -> list:
         try:
-            return json.loads((self.folder / f"place-{rank}.json").read_text())
+            return json.loads((self.folder / f"place-{rank}.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return ["not started", None]
 

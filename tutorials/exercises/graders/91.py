@@ -67,7 +67,9 @@ def judge_all(answer: Path) -> str:
             judge(killed, after_kill.result(), first_epoch=KILL_AFTER + 1)
         with prefixed("on one process, "):
             judge(single, alone.result())
-    changes = changed_lines(OLD_SCRIPT.read_text(), answer.read_text())
+    changes = changed_lines(
+        OLD_SCRIPT.read_text(encoding="utf-8"), answer.read_text(encoding="utf-8")
+    )
     if changes > MOST_CHANGES:
         raise Wrong(
             f"it works, but {changes} lines differ from the old script, counting removed and added "

@@ -375,7 +375,7 @@ def write_report(folder: Path, name: str, report: dict) -> None:
 def read_reports(folder: Path) -> dict[str, Any]:
     """Return {name: report} for all reports in the folder, oldest first."""
     files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
-    return {file.stem: json.loads(file.read_text()) for file in files}
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
 
 
 def import_answer(answer: Path) -> ModuleType:

@@ -88,7 +88,7 @@ class Log:
     def events(self) -> list[Event]:
         if not self.path.exists():
             return []
-        complete = self.path.read_text().rpartition("\n")[0]
+        complete = self.path.read_text(encoding="utf-8").rpartition("\n")[0]
         return [Event(*json.loads(line)) for line in complete.splitlines()]
 
 
@@ -245,7 +245,7 @@ class Actions:
 
     def download(self) -> None:
         self.add("download")
-        with (self._disk / "data.txt").open("w") as file:
+        with (self._disk / "data.txt").open("w", encoding="utf-8") as file:
             file.write(" ".join(map(str, SAMPLES[:30])))
             self._hold()
             file.write(f" {' '.join(map(str, SAMPLES[30:]))}")
@@ -255,14 +255,18 @@ class Actions:
         self.add("prepare")
         data, cache = self._disk / "data.txt", self._disk / "cache.json"
         if cache.exists():
-            return json.loads(cache.read_text())
-        if not data.exists() or len(data.read_text().split()) < len(SAMPLES):
+            return json.loads(cache.read_text(encoding="utf-8"))
+        if not data.exists() or len(data.read_text(encoding="utf-8").split()) < len(SAMPLES):
             self._hold()  # so that the log shows whether another rank downloads
             self._refuse("no data")
         self.add("build cache")
         self._hold()
-        self._write(cache, json.dumps([int(word) for word in data.read_text().split()]), "built")
-        return json.loads(cache.read_text())
+        self._write(
+            cache,
+            json.dumps([int(word) for word in data.read_text(encoding="utf-8").split()]),
+            "built",
+        )
+        return json.loads(cache.read_text(encoding="utf-8"))
 
     def evaluate(self, samples: list[int]) -> int:
         if not isinstance(samples, list) or samples != SAMPLES:
@@ -286,8 +290,8 @@ class Actions:
     def clean_up(self) -> None:
         self.add("clean_up")
         files = sorted(self._disk.glob("mistakes-*.txt"))
-        lines = "".join(file.read_text() for file in files)
-        (self._shared / f"mistakes-of-node-{self._node}.txt").write_text(lines)
+        lines = "".join(file.read_text(encoding="utf-8") for file in files)
+        (self._shared / f"mistakes-of-node-{self._node}.txt").write_text(lines, encoding="utf-8")
         for file in self._disk.iterdir():
             file.unlink(missing_ok=True)
         self.add("cleaned up")

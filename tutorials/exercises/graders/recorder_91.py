@@ -56,7 +56,7 @@ def run(
     is printed. After `patience` seconds, the script is stopped.
     """
     rank = Rank(reports, kill_after)
-    (reports / f"{rank.rank}.pid").write_text(f"{os.getpid()}\n")
+    (reports / f"{rank.rank}.pid").write_text(f"{os.getpid()}\n", encoding="utf-8")
     record_files(folder, rank.record.files)
     record_weights = record_training(rank.record)
     sys.argv = [str(answer), "--folder", str(folder), "--epochs", str(epochs)]
@@ -144,8 +144,13 @@ class Rank:
         for other in range(self.size):
             file = self.reports / f"{other}.pid"
             if other != self.rank:
-                wait_for(lambda file=file: file.exists() and file.read_text().endswith("\n"), GRACE)
-                os.kill(int(file.read_text()), signal.SIGKILL)
+                wait_for(
+                    lambda file=file: (
+                        file.exists() and file.read_text(encoding="utf-8").endswith("\n")
+                    ),
+                    GRACE,
+                )
+                os.kill(int(file.read_text(encoding="utf-8")), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
