@@ -176,11 +176,8 @@ def run_to_end(
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     if environment is None:
         environment = environment_for({**QUIET, **changes})
-    options = {"encoding": "utf-8", "errors": "replace"}
-    with (
-        tempfile.TemporaryFile("w+", **options) as stdout,
-        tempfile.TemporaryFile("w+", **options) as stderr,
-    ):
+    text_file = partial(tempfile.TemporaryFile, "w+", encoding="utf-8", errors="replace")
+    with text_file() as stdout, text_file() as stderr:
         process = start(words, environment, stdout, stderr, cwd=cwd)
         try:
             returncode = process.wait(timeout=time_limit)

@@ -29,16 +29,8 @@ LAYERS = [
     {"data"},
     {"config"},
     {"options"},
-    {
-        "errors",
-        "suggestions",
-        "guess",
-        "wording",
-        "files",
-        "typed_json",
-        "slow_imports",
-        "observer",
-    },
+    {"errors", "guess", "wording", "suggestions", "terminal"},
+    {"files", "typed_json", "slow_imports", "observer"},
 ]
 SHARED = "shared by the commands"  # the modules of lab/ that several commands use
 

@@ -100,7 +100,7 @@ def test_a_version_that_trains_differently_breaks_its_promise(start, tmp_path):
     assert script.read_text().count(right) == 1
     script.write_text(script.read_text().replace(right, wrong))
     options = ["--processes", 1, "--steps", 1, "--model", "tiny_cnn", "--json", "parity.json"]
-    command = ["python", "-m", "accel_demo.cli", "parity", *options]
+    command = ["python", "-m", "accel_demo", "parity", *options]
     result = start(command, timeout=TIME_LIMIT, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert result.returncode == 1, result.stdout + result.stderr
     assert "1 of 3 promises are broken: train.py and train_ddp.py." in result.stdout

@@ -215,7 +215,9 @@ class Launch:
     def fail(self, reason: str) -> NoReturn:
         """Raise `RuntimeError` with the reason and the output of the launch."""
         output = self.stdout.read_bytes()[-2000:] + self.stderr.read_bytes()[-4000:]
-        raise RuntimeError(f"`{' '.join(self.command)}` {reason}\n{output.decode(errors='replace')}")
+        raise RuntimeError(
+            f"`{' '.join(self.command)}` {reason}\n{output.decode(errors='replace')}"
+        )
 
     def _look(self) -> None:
         """Read the new lines of metrics.jsonl, and search for ranks that are not yet found."""
