@@ -2,6 +2,7 @@
 
 import codecs
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
 
 LOOK_ALIKES = {
@@ -27,7 +28,8 @@ def replace_missing_characters() -> None:
     codecs.register_error("look-alikes", _look_alikes)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a notebook has a different kind of stream
-            stream.reconfigure(errors="look-alikes")
+            with suppress(OSError):  # its file was replaced by a pipe (os.dup2)
+                stream.reconfigure(errors="look-alikes")
 
 
 def _look_alikes(error: UnicodeError) -> tuple[str, int]:
