@@ -106,7 +106,12 @@ class TrainConfig:
     collective_timeout: float = option(
         600.0, "seconds to wait for other processes before failing", fixed=False
     )
-    run_dir: str = option("", "folder of this run; empty means a folder in runs/", fixed=False)
+    run_dir: str = option(
+        "",
+        "folder of this run; empty means a folder in runs/. If it contains a finished run, it is "
+        "renamed first, for example from runs/train to runs/train.1",
+        fixed=False,
+    )
 
     def __post_init__(self):
         if self.weight_decay is None:

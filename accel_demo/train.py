@@ -70,13 +70,13 @@ def main(config: TrainConfig) -> None:
     scheduler = make_scheduler(config, optimizer, config.total_steps(len(train_loader)))
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 
-    # Resume: with --resume, load a checkpoint; then delete all results after the start position
+    # Resume: rename a finished run in the folder, or continue from a checkpoint with --resume
     method = f"distributed_type {accelerator.distributed_type.value}"
     environment = describe_run("train", method, device, precision)
     run = claim_run(config, environment, stop_signals, device, len(train_loader))
     run.settle_buckets(model, train_set)  # so that DDP continues with the same buckets
     run.load_checkpoint(accelerator.load_state, model, scheduler)
-    run.begin()  # a new run deletes all earlier results in its folder
+    run.begin()  # deletes all results after the start position
     train_totals = torch.zeros(3, device=device)  # loss, correct, images
 
     for epoch in run.epochs():

@@ -71,13 +71,13 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: with --resume, load a checkpoint; then delete all results after the start position
+    # Resume: rename a finished run in the folder, or continue from a checkpoint with --resume
     environment = describe_run("train_ddp", "DistributedDataParallel", device, precision)
     run = claim_run(config, environment, stop_signals, device, len(train_loader))
     state = TrainingState(model.module, optimizer, scheduler, scaler, rank)
     run.settle_buckets(model, train_set)  # so that DDP continues with the same buckets
     run.load_checkpoint(state.load, model, scheduler)
-    run.begin()  # a new run deletes all earlier results in its folder
+    run.begin()  # deletes all results after the start position
     train_totals = torch.zeros(3, device=device)  # loss, correct, images
 
     for epoch in run.epochs():

@@ -56,12 +56,12 @@ def main(config: TrainConfig, precision: str = "no") -> None:
     autocast = autocast_for(device, precision)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    # Resume: with --resume, load a checkpoint; then delete all results after the start position
+    # Resume: rename a finished run in the folder, or continue from a checkpoint with --resume
     environment = describe_run("train_dp", "DataParallel", device, precision)
     run = claim_run(config, environment, stop_signals, device, len(train_loader))
     state = TrainingState(model.module, optimizer, scheduler, scaler)
     run.load_checkpoint(state.load, model, scheduler)
-    run.begin()  # a new run deletes all earlier results in its folder
+    run.begin()  # deletes all results after the start position
     train_totals = torch.zeros(3, device=device)  # loss, correct, images
 
     for epoch in run.epochs():

@@ -1,9 +1,10 @@
-"""What `--resume` means: the folder of the run, the position to start from, and what to delete."""
+"""What `--resume` means: the run's folder, the position to start from, what to keep or delete."""
 
 import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
+from accel_demo.files import rename
 from accel_demo.processes.environment import nodes_may_change
 from accel_demo.run.folder import damaged_file, load_config, read_json
 from accel_demo.run.manifest import (
@@ -73,7 +75,8 @@ def make_folder(config: TrainConfig, environment: dict) -> tuple[Path, bool]:
     folder = folder_of(config, environment)
     try:
         is_new = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
+        # A launch killed in `keep_finished` may leave a link to a folder that no longer exists.
+        Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(
@@ -109,8 +112,8 @@ def check_folder(folder: Path, config: TrainConfig, environment: dict) -> None:
     """Raise `UserError` if this run may not use the folder.
 
     A folder contains one run: one config, train file, number of processes and precision. A run can
-    be resumed in its folder, even with a different number of processes. A run that has finished, or
-    has no checkpoint yet, can also be started again.
+    be resumed in its folder, even with a different number of processes. A run that has no
+    checkpoint yet can also be started again, and so can a finished run: see `keep_finished`.
     """
     if (folder / "config.json").exists():
         wanted = config.fixed_choices() | _launch(environment)
@@ -125,8 +128,7 @@ def check_folder(folder: Path, config: TrainConfig, environment: dict) -> None:
                     f"{folder} contains a run with {name} {held.get(name)}, not {value}. "
                     "Choose a different --run-dir."
                 )
-        has_ended = (folder / "summary.json").exists()
-        if checkpoints_of(folder) and not has_ended and not config.resume:
+        if checkpoints_of(folder) and not is_finished(folder) and not config.resume:
             raise UserError(
                 f"{folder} contains an unfinished run. Continue it with --resume auto, or choose a "
                 "different --run-dir to start again."
@@ -209,6 +211,50 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
         processes_changed,
         tuple(remarks),
     )
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / "summary.json").exists()
+
+
+def keep_finished(folder: Path) -> Path:
+    """Rename the folder of a finished run, create an empty one instead, and return the new name.
+
+    `runs/train` becomes `runs/train.1`, the next finished run there `runs/train.2`, and so on: the
+    highest number is the latest run. If `folder` is a symbolic link, its target is renamed. Only
+    the process that holds the lock may call this.
+
+    If the process is killed between the two steps, the next launch creates the empty folder.
+    Raises `UserError` if the folder cannot be renamed.
+    """
+    path = Path(os.path.realpath(folder))
+    try:
+        pattern = re.compile(re.escape(path.name) + r"\.([0-9]+)")
+        matches = map(pattern.fullmatch, os.listdir(path.parent))
+        number = max((int(match[1]) for match in matches if match), default=0) + 1
+        new = path.with_name(f"{path.name}.{number}")
+        rename(path, new)
+    except OSError as error:
+        raise UserError(
+            f"{folder} contains a finished run and cannot be renamed ({error.strerror}). Choose a "
+            "different --run-dir."
+        ) from None
+    path.mkdir(exist_ok=True)
+    is_same_name = folder.name == path.name and not folder.is_symlink()
+    return folder.with_name(new.name) if is_same_name else new
+
+
+def check_not_inside(folder: Path) -> None:
+    """Raise `UserError` if the working directory is in the folder of a finished run.
+
+    The working directory would be renamed, too. Then relative paths would no longer lead to
+    `folder`, and the terminal of the user would be in the folder of the old run without saying so.
+    """
+    if Path.cwd().resolve().is_relative_to(folder.resolve()):
+        raise UserError(
+            f"{folder} contains a finished run and cannot be renamed, because it contains the "
+            "working directory. Change to a different directory, or choose a different --run-dir."
+        )
 
 
 def delete_later_results(run: Path, start: Start) -> None:

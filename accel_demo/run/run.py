@@ -11,14 +11,29 @@ from torch.nn.parallel import DistributedDataParallel
 from accel_demo.config import TrainConfig
 from accel_demo.data import ImageSet
 from accel_demo.errors import output_may_be_closed
-from accel_demo.processes.connect import is_main_process
+from accel_demo.processes.connect import gather_objects, is_main_process
 from accel_demo.processes.signals import StopSignals
 from accel_demo.run.checkpoint import Checkpoints
 from accel_demo.run.folder import write_launch, writing
 from accel_demo.run.log import TrainLog
 from accel_demo.run.progress import Progress
-from accel_demo.run.resume import Start, check_folder, delete_later_results, find_start, make_folder
-from accel_demo.run.shared_folder import FolderLock, lock_folder, raised_everywhere, shared_folder
+from accel_demo.run.resume import (
+    Start,
+    check_folder,
+    check_not_inside,
+    delete_later_results,
+    find_start,
+    is_finished,
+    keep_finished,
+    make_folder,
+)
+from accel_demo.run.shared_folder import (
+    RENAME_TIMEOUT,
+    FolderLock,
+    lock_folder,
+    raised_everywhere,
+    shared_folder,
+)
 
 
 def claim_run(
@@ -30,8 +45,9 @@ def claim_run(
 ) -> "Run":
     """Lock the run's folder, and return the run at the position that `--resume` selects.
 
-    Every process must call this. Until `Run.begin`, no result in the folder is changed or deleted,
-    so a refused run loses nothing.
+    Every process must call this. If a new run starts in the folder of a finished run, the folder of
+    the finished run gets a new name: see `keep_finished`. Until `Run.begin`, nothing else in the
+    folder is changed or deleted, so a refused run loses nothing.
 
     `environment` comes from `describe_run`. `batches_per_epoch` is the number of micro-batches per
     epoch on this process. If any process cannot use the folder or the checkpoint, or if another run
@@ -43,10 +59,37 @@ def claim_run(
     with raised_everywhere():
         check_folder(folder, config, environment)
         start = find_start(folder, config, environment, batches_per_epoch)
+    is_rerun, *_ = gather_objects(start.folder is None and is_finished(folder))  # of rank 0
+    if is_rerun:
+        lock = _start_again(folder)
     checkpoints = Checkpoints(folder, config, environment, start)
     progress = Progress(config, batches_per_epoch, start.epoch, start.batches, start.step)
     log = TrainLog(folder, config, environment["processes"], start.step, start.log)
     return Run(config, environment, stop_signals, device, checkpoints, progress, log, lock)
+
+
+def _start_again(folder: Path) -> FolderLock | None:
+    """Rename the folder of a finished run, and return the lock of a new folder with its old name.
+
+    Every process must call this. It returns only when every process sees the new folder under the
+    old name, so that no process writes to the folder of the finished run.
+    """
+    with raised_everywhere(), writing(folder):
+        check_not_inside(folder)
+    lock = None
+
+    def make_folder() -> tuple[Path, bool]:
+        nonlocal lock
+        with writing(folder):
+            if is_main_process():
+                new_name = keep_finished(folder)
+                lock = lock_folder(folder)
+                with output_may_be_closed():
+                    print(f"the finished run in {folder} is now {new_name}", flush=True)
+        return folder, False
+
+    shared_folder(make_folder, RENAME_TIMEOUT)
+    return lock
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,18 @@ except ImportError:  # Windows
     fcntl = None
 
 SYNC_TIMEOUT = 2  # seconds that shared storage may need to show a new file on another machine
+# Seconds for which a machine may still find a renamed folder under its old name: see acdirmax in
+# https://man7.org/linux/man-pages/man5/nfs.5.html
+RENAME_TIMEOUT = 60
 
 
-def shared_folder(make_folder: Callable[[], tuple[Path, bool]]) -> Path:
+def shared_folder(
+    make_folder: Callable[[], tuple[Path, bool]], timeout: float = SYNC_TIMEOUT
+) -> Path:
     """Return the folder that `make_folder` returns, after checking that all processes see it.
 
-    `make_folder` also returns whether the folder is new. If not all processes see it, a new folder
-    is removed.
+    `make_folder` also returns whether the folder is new. If not all processes see it within
+    `timeout` seconds, a new folder is removed.
 
     The main process writes a file with a random name, sends the name to the others, and deletes the
     file afterwards. Every process must call this. If `make_folder` raises `UserError` in any
@@ -43,7 +48,7 @@ def shared_folder(make_folder: Callable[[], tuple[Path, bool]]) -> Path:
                 mark = folder / f".seen-by-all-{uuid.uuid4().hex}"
                 _touch(mark)
                 sent.append(mark.name)
-        sees_it = gather_objects(_appears(folder / sent[0]))
+        sees_it = gather_objects(_appears(folder / sent[0], timeout))
     finally:
         if mark:
             mark.unlink(missing_ok=True)
@@ -68,18 +73,22 @@ class FolderLock:
 
 
 def lock_folder(folder: Path) -> FolderLock | None:
-    """Lock the folder. Raises `UserError` if another process has locked it.
+    """Lock the folder. Raises `UserError` if another process has locked it or is renaming it.
 
     We do not use `flock`, because loader workers would inherit the lock. If the run was killed, any
     worker that is still running would keep the folder locked. On Windows, nothing is locked.
     """
     if fcntl is None:
         return None
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    path = folder / ".lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     lock = FolderLock(descriptor)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
+        # Another process may have renamed the folder since we opened the file: see `keep_finished`.
+        if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            raise BlockingIOError
+    except (BlockingIOError, PermissionError, FileNotFoundError):
         raise UserError(
             f"another process is training in {folder}. Wait until it has exited, or choose a "
             "different --run-dir."
@@ -117,8 +126,8 @@ def _touch(path: Path) -> None:
         ) from None
 
 
-def _appears(path: Path) -> bool:
-    deadline = time.monotonic() + SYNC_TIMEOUT
+def _appears(path: Path, timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
     while not path.exists():
         if time.monotonic() > deadline:
             return False

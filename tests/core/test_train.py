@@ -3,7 +3,6 @@
 import gzip
 import math
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -173,16 +172,6 @@ def test_the_run_folder_contains_the_config_the_metrics_and_the_results(file, tm
         assert [point.step for point in points] == [line["step"] for line in lines]
         values = [line[name] for line in lines]
         assert [point.value for point in points] == pytest.approx(values, rel=1e-6)  # float32
-
-
-def test_running_the_same_command_again_replaces_a_finished_run(tmp_path):
-    choices = {"dataset": "synthetic", "model": "tiny_cnn", "max_steps": 12, "test_samples": 50}
-    choices |= {"track": "tensorboard"}
-    run = train_here("train_plain.py", tmp_path / "run", **choices)
-    before = shutil.copytree(run, tmp_path / "before")
-    train_here("train_plain.py", run, **choices)
-    assert same_weights(before, run) and len(lines_of(before)) == len(lines_of(run))
-    assert len(list((run / "tensorboard").iterdir())) == 1
 
 
 @pytest.mark.slow
