@@ -108,7 +108,7 @@ class TrainConfig:
     )
     run_dir: str = option(
         "",
-        "folder of this run; empty means a folder in runs/. If it contains a finished run, it is "
+        "folder of this run; empty means a folder in runs/. A finished run in this folder is "
         "renamed first, for example from runs/train to runs/train.1",
         fixed=False,
     )
