@@ -1,4 +1,4 @@
-"""Format counts, lists, byte sizes and durations consistently."""
+"""Format counts, lists, byte sizes, durations and ages consistently."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -23,6 +23,14 @@ def byte_size(number: float) -> str:
 def duration(seconds: float) -> str:
     """Format a duration in a suitable unit: "35 µs", "1.25 ms", "3.2 s"."""
     return _in_units(seconds, {"s": 1, "ms": 1e-3, "µs": 1e-6})
+
+
+def age(seconds: float) -> str:
+    """Format the age of something: "5 s ago", "2 min ago", "3 h ago", "1 day ago"."""
+    sizes = {"day": 86400, "h": 3600, "min": 60, "s": 1}
+    unit = next((unit for unit, size in sizes.items() if seconds >= size), "s")
+    number = max(0, int(seconds / sizes[unit]))
+    return f"{counted(number, unit) if unit == 'day' else f'{number} {unit}'} ago"
 
 
 def _in_units(number: float, units: dict[str, float]) -> str:

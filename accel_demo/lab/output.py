@@ -1,4 +1,4 @@
-"""Write the result of a command to the files that its options name."""
+"""Print the result of a command, and write it to the files that its options name."""
 
 import dataclasses
 import json
@@ -52,6 +52,16 @@ def warn(command: str, of_script: bool = False) -> None:
             print(f"\n**{text}; only the time depends on that**")
         else:
             say(f"{text}; only the time depends on that")
+
+
+def print_text(text: str) -> None:
+    """Print text that may come from the files of a run, which cannot control the terminal.
+
+    Nonprintable characters are escaped. A "?" replaces any that the terminal cannot encode.
+    """
+    text = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))
 
 
 def write_json(path: Path, command: str, result, of_script: bool = False) -> None:

@@ -1,5 +1,6 @@
 """Show what a trained model predicts for some test images.
 
+accel-demo predict               # list the runs in runs/
 accel-demo predict runs/train
 accel-demo predict runs/train --index 0-39 --plot predictions.svg
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 from accel_demo import show
 from accel_demo.errors import UserError
 from accel_demo.lab.output import write_json
+from accel_demo.lab.run_list import print_runs
 from accel_demo.options import Parser, check_outputs
 
 MOST_IMAGES = 200  # more images would make the picture too tall
@@ -37,6 +39,9 @@ class PredictResult:
 def main(arguments: list[str]) -> int:
     """Print a table of true and predicted classes. Draw the images if matplotlib is installed."""
     options = make_parser().parse_args(arguments)
+    if options.run is None:
+        print_runs("predict", arguments, only_finished=True)
+        return 0
 
     from accel_demo.data import load_datasets
     from accel_demo.run.folder import load_config
@@ -63,7 +68,8 @@ def main(arguments: list[str]) -> int:
 
 def make_parser() -> Parser:
     parser = Parser(__doc__, prog="accel-demo predict")
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
+    help = "folder of a finished run (without RUN: list the runs in runs/)"
+    parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help=help)
     help = "indices of test images, such as 7, 0-9 or 3,5,7 (default: the first ten)"
     parser.add_argument("--index", metavar="N", help=help)
     parser.add_json()

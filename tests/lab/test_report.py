@@ -591,7 +591,12 @@ def test_images_seen_are_steps_times_the_global_batch_size(tmp_path):
         (["{}/run", "--html", "{}/x", "--json", "{}/x"], "--html would replace"),
         (["{}/run", "--quick", "--html", "{}/x"], "--quick writes no page"),
         (["{}/run", "--plot", "x.png"], "unrecognized arguments: --plot"),
-        ([], "the following arguments are required: RUN"),
+        (
+            ["--quick"],
+            "RUN is missing. To list the runs in runs/, type `accel-demo report`",
+        ),
+        (["{}", "{}/run/config.json"], "none of the 2 paths is the folder of a run"),
+        (["{}/run", "{}/nowhere"], "nowhere does not exist"),
     ],
 )
 def test_invalid_arguments_are_a_one_sentence_error_and_write_nothing(arguments, reason, tmp_path):
@@ -603,6 +608,22 @@ def test_invalid_arguments_are_a_one_sentence_error_and_write_nothing(arguments,
     assert "\n" not in str(error.value)
     assert before.keys() == set(tmp_path.rglob("*"))
     assert (folder / "config.json").read_bytes() == config
+
+
+def test_paths_that_are_not_runs_are_skipped_and_counted_in_one_line(tmp_path, capsys):
+    """This is what `accel-demo report runs/*` passes."""
+    run = make_run(tmp_path / "run")
+    (tmp_path / "timeline").mkdir()
+    (tmp_path / "file").touch()
+    paths = sorted(map(str, tmp_path.iterdir()))
+    assert report.main(paths) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("note: 2 of the 3 paths are not runs and were skipped\n")
+    assert printed.endswith(f"report: {run / 'report.html'}\n")
+    assert report.main([*paths[:2], "--quick"]) == 0
+    assert "note: 1 of the 2 paths is not a run and was skipped" in capsys.readouterr().out
+    assert report.main([str(run), "--quick"]) == 0
+    assert "note: " not in capsys.readouterr().out
 
 
 def test_the_page_is_written_into_the_first_run_folder_and_quick_writes_none(tmp_path, capsys):

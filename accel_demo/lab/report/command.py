@@ -1,23 +1,25 @@
 """Show the curves, final results and mistakes of one or more runs, side by side.
 
+accel-demo report                # list the runs in runs/
 accel-demo report runs/train
 accel-demo report runs/train runs/train_ddp-2-processes --html both.html
 
 The command writes an HTML page, a single file that works offline. It shows the final results,
 curves, confusion matrices and most confident mistakes of each run, and how the configs and
 environments differ. The command also prints the report, without the misclassified images. If a run
-has missing or damaged files, the report lists them and shows everything else.
+has missing or damaged files, the report lists them and shows everything else. If there are several
+paths, as in `accel-demo report runs/*`, those that are not runs are skipped.
 """
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accel_demo.errors import UserError
-from accel_demo.lab.output import write_json
+from accel_demo.lab.output import print_text, write_json
 from accel_demo.lab.report.page import write_report
-from accel_demo.lab.report.runs import FILES, SavedRun, check_folders, read_runs
+from accel_demo.lab.report.runs import FILES, SavedRun, read_runs, runs_among
 from accel_demo.lab.report.tables import as_text
+from accel_demo.lab.run_list import print_runs
 from accel_demo.options import Parser, check_outputs
 
 
@@ -36,15 +38,13 @@ def without_images(run: SavedRun) -> SavedRun:
     return replace(run, predictions=replace(run.predictions, mistakes=mistakes))
 
 
-def printable(text: str) -> str:
-    """Escape nonprintable characters, so that a run's files cannot control the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-
-
 def main(arguments: list[str]) -> int:
     """Print the report and write the page. Invalid options raise `UserError` before any output."""
     options = make_parser().parse_args(arguments)
-    check_folders(options.runs)
+    if not options.runs:
+        print_runs("report", arguments)
+        return 0
+    given, options.runs = len(options.runs), runs_among(options.runs)
     if options.quick and options.html:
         raise UserError("--quick writes no page. Remove either --quick or --html.")
     if not options.quick:
@@ -55,19 +55,21 @@ def main(arguments: list[str]) -> int:
     runs = read_runs(options.runs)
     if options.json:
         write_json(options.json, "report", RunsReport([without_images(run) for run in runs]))
-    text = printable(as_text(runs))
+    text, skipped = as_text(runs), given - len(runs)
+    if skipped:
+        are = "is not a run and was" if skipped == 1 else "are not runs and were"
+        text = f"note: {skipped} of the {given} paths {are} skipped\n\n{text}"
     if options.html:
         write_report(options.html, runs)
         text += f"\n\nreport: {options.html}"
-    encoding = sys.stdout.encoding or "utf-8"  # some terminals cannot encode sparklines
-    print(text.encode(encoding, "replace").decode(encoding))
+    print_text(text)
     return 0
 
 
 def make_parser() -> Parser:
     parser = Parser(__doc__, prog="accel-demo report")
-    help = "the folder of a run, such as runs/train"
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=help)
+    help = "the folder of a run, such as runs/train (without RUN: list the runs in runs/)"
+    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help=help)
     help = "write the page to FILE (default: report.html in the first run's folder)"
     parser.add_argument("--html", type=Path, metavar="FILE", help=help)
     parser.add_json()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from accel_demo.errors import UserError
+from accel_demo.lab.run_list import is_run
 from accel_demo.typed_json import LARGEST_FLOAT, load_object, typed
 from accel_demo.wording import counted, listed
 
@@ -137,16 +138,26 @@ class SavedRun:
         return f"{drawn:,} of {lines:,} lines of metrics.jsonl drawn, {lines - drawn:,} skipped"
 
 
-def check_folders(folders: list[Path]) -> None:
-    """Raise `UserError` if a folder does not contain a run or is given twice."""
-    for index, folder in enumerate(folders):
-        if not folder.is_dir():
-            problem = "is not a folder" if folder.exists() else "does not exist"
-            raise UserError(f"{folder} {problem}. Pass the folder of a run.")
-        if not any(os.path.exists(folder / file) for file in FILES):
-            raise UserError(f"{folder} does not contain a run: it has none of {', '.join(FILES)}")
-        if folder.resolve() in [other.resolve() for other in folders[:index]]:
-            raise UserError(f"{folder} is given twice. Pass each run only once.")
+def runs_among(paths: list[Path]) -> list[Path]:
+    """Return the paths that are folders of runs.
+
+    Raises `UserError` if a path does not exist, if a run is given twice, or if there is no run.
+    """
+    runs: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path} does not exist. Pass the folder of a run.")
+        if path.resolve() in [other.resolve() for other in runs]:
+            raise UserError(f"{path} is given twice. Pass each run only once.")
+        if is_run(path):
+            runs.append(path)
+    if not runs and len(paths) > 1:
+        raise UserError(f"none of the {len(paths)} paths is the folder of a run")
+    if not runs and not paths[0].is_dir():
+        raise UserError(f"{paths[0]} is not a folder. Pass the folder of a run.")
+    if not runs:
+        raise UserError(f"{paths[0]} does not contain a run: it has none of {', '.join(FILES)}")
+    return runs
 
 
 def read_runs(folders: list[Path]) -> list[SavedRun]:
