@@ -95,7 +95,12 @@ class TrainConfig:
         "print the mean training loss every N optimizer steps; 0 means only after each epoch",
         fixed=False,
     )
-    track: str = option("no", "also log the metrics with this tool", ("no", "tensorboard"))
+    track: str = option(
+        "no",
+        "also write the metrics to the folder tensorboard in the run folder; to show all runs, "
+        "type: tensorboard --logdir runs",
+        ("no", "tensorboard"),
+    )
     checkpoint_every: int = option(
         0, "save a checkpoint every N optimizer steps, as well as after every epoch", fixed=False
     )

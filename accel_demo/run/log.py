@@ -179,5 +179,16 @@ class TrainLog:
             append_metrics(self.folder, metrics)
         if self.writer:
             for name, value in metrics.items():
-                self.writer.add_scalar(name, value, metrics["step"])
+                if name not in ("step", "epoch"):
+                    self.writer.add_scalar(tag_of(name), value, metrics["step"])
             self.writer.flush()
+
+
+def tag_of(name: str) -> str:
+    """Return the TensorBoard tag of a metric in metrics.jsonl.
+
+    `train_loss` becomes `train/loss`. What is only measured in training, such as `learning_rate`,
+    becomes `train/learning_rate`. TensorBoard shows all tags with the same first part together.
+    """
+    group, _, rest = name.partition("_")
+    return f"{group}/{rest}" if group in ("train", "test") else f"train/{name}"

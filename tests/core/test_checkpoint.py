@@ -196,16 +196,6 @@ def test_all_files_are_on_the_disk_before_a_checkpoint_gets_its_name(run, monkey
     assert len(files) >= 6 and files <= set(before[before.index("metrics.jsonl") :])
 
 
-def test_tensorboard_shows_a_repeated_step_only_once(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    train(tmp_path / "run", track="tensorboard")
-    interrupt_after(tmp_path / "run", "epoch-0001-batch-000004")
-    train(tmp_path / "run", track="tensorboard", resume="auto")
-    logged = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert [event.step for event in logged.Scalars("train_loss")] == list(range(1, 25))
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 1, reason="needs 1 GPU(s)")
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])

@@ -151,10 +151,7 @@ def test_padding_does_not_affect_the_accuracy(in_two_processes):
 
 @pytest.mark.parametrize("file", VERSIONS)
 def test_the_run_folder_contains_the_config_the_metrics_and_the_results(file, tmp_path, capsys):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     choices = {"dataset": "synthetic", "model": "tiny_cnn", "epochs": 2, "log_every": 6}
-    choices |= {"track": "tensorboard"}
     run_dir = train_here(file, tmp_path / "run", **choices)
     assert load_config(run_dir) == TrainConfig(**choices, run_dir=str(run_dir))
     train_lines, test_lines = lines_of(run_dir, "train_loss"), lines_of(run_dir, "test_loss")
@@ -166,12 +163,6 @@ def test_the_run_folder_contains_the_config_the_metrics_and_the_results(file, tm
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith(f"done: test accuracy {summary['test_accuracy']:.4f}, ")
     assert "1 process on cpu" in last
-    logged = EventAccumulator(str(run_dir / "tensorboard")).Reload()
-    for name in ("train_loss", "learning_rate", "test_accuracy"):
-        lines, points = lines_of(run_dir, name), logged.Scalars(name)
-        assert [point.step for point in points] == [line["step"] for line in lines]
-        values = [line[name] for line in lines]
-        assert [point.value for point in points] == pytest.approx(values, rel=1e-6)  # float32
 
 
 @pytest.mark.slow
