@@ -11,10 +11,19 @@ from accel_demo.files import write_whole
 
 escape = html.escape  # use this for all text from files
 
+PAGE_COLORS = {"light": (255, 255, 255), "dark": (13, 17, 23)}  # red, green and blue: `--page`
+# A dark page has the same elements in other colors, and its text has a contrast of at least 4.5:
+# https://www.w3.org/TR/WCAG22/#contrast-minimum. Paper is always light.
 STYLE = """
-:root { color-scheme: light; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de; --shade: #f6f8fa; }
+:root { color-scheme: light dark; --page: rgb(255, 255, 255); --ink: #1b1f24; --soft: #57606a;
+        --line: #d0d7de; --shade: #f6f8fa; --grid: #e4e8ec; --warn: #a33f00; --marked: #fcefe2; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --page: rgb(13, 17, 23); --ink: #e6edf3; --soft: #9ea7b1; --line: #3d444d;
+          --shade: #1c232b; --grid: #262d35; --warn: #ff9a5c; --marked: #2b1d0e; }
+}
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1200px; padding: 16px; color: var(--ink); background: #fff;
+body { margin: 0 auto; max-width: 1200px; padding: 16px; color: var(--ink);
+       background: var(--page);
        font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; margin: 0 0 8px; } h2 { font-size: 1.2rem; margin: 28px 0 8px; }
 p { margin: 8px 0; } .soft { color: var(--soft); }
@@ -59,6 +68,19 @@ def write_page(
 """
     # Text from JSON files and names of files may contain surrogates, which UTF-8 cannot encode.
     write_whole(path, page.encode(errors="backslashreplace"))
+
+
+def ink_on(background: tuple[int, int, int]) -> str:
+    """Return the color of text, black or white, that has the higher contrast on this background.
+
+    The contrast is at least 4.58. Source: https://www.w3.org/TR/WCAG22/#dfn-relative-luminance
+    """
+    linear = [
+        part / 3294.6 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4
+        for part in background
+    ]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#fff"
 
 
 def html_table(label: str, head: Sequence, rows: Sequence[Sequence], css_class: str = "") -> str:

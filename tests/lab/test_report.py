@@ -28,6 +28,7 @@ from accel_demo.lab.report.curves import MOST_POINTS, chart, log_ticks, thinned,
 from accel_demo.lab.report.page import write_report
 from accel_demo.lab.report.runs import CURVES, FILES, read_run
 from accel_demo.lab.report.tables import SPARKLINE_WIDTH, as_text, sparkline
+from tests.lab.contrast import LOWEST_OF_LINES, check_both_themes, visible_lines, visible_texts
 
 PLANTED = "<script>document.title=1</script>&\"'"
 
@@ -764,3 +765,30 @@ def test_the_axis_can_be_chosen_and_the_arrow_keys_move_along_a_curve(tmp_path, 
     page.check("#steps")
     svg = page.locator("svg.chart:visible[data-curve=train_loss]")
     assert hover(page, svg, 10).splitlines() == ["optimizer step 10", "small: 1.5", "large: 1.5"]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("count", [1, 9])
+def test_the_page_is_readable_in_a_light_and_in_a_dark_theme(count, width, tmp_path, open_page):
+    """The second run has no predictions. With nine runs, all colors of lines are used."""
+    changes = [{}, {"predictions": None}, *({"config": {"seed": n}} for n in range(7))]
+    folders = [make_run(tmp_path / f"run-{n}", **changes[n]) for n in range(count)]
+    assert report.main([*map(str, folders), "--html", str(tmp_path / "page.html")]) == 0
+    page = open_page(tmp_path / "page.html", width)
+    hover(page, page.locator("svg.chart:visible").first, 10)
+    kinds = {"text", "th", "b", "p", "h1", "div"} | ({"td"} if count > 1 else {"dd"})
+    check_both_themes(page, kinds)
+    lines = visible_lines(page, "svg.chart .line")  # in the dark theme
+    assert len({line.color for line in lines}) == min(count, 8)
+    assert [line for line in lines if line.contrast < LOWEST_OF_LINES] == []
+
+
+@pytest.mark.browser
+def test_paper_is_light_even_if_the_screen_is_dark(real_run, tmp_path, open_page):
+    report.main([str(real_run), "--html", str(tmp_path / "page.html")])
+    page = open_page(tmp_path / "page.html")
+    page.emulate_media(media="print", color_scheme="dark")
+    assert {seen.background for seen in visible_texts(page) if seen.kind == "dd"} == {
+        "rgb(255, 255, 255)"
+    }

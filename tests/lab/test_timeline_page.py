@@ -19,6 +19,7 @@ from accel_demo.lab.timeline.straggler import STEPS_NEEDED
 from accel_demo.lab.timeline.tables import verdict
 from accel_demo.show import save
 from accel_demo.wording import counted
+from tests.lab.contrast import LOWEST_OF_LINES, check_both_themes, visible_lines
 
 PHASES = ["data wait", "forward", "backward", "rank wait", "message wait", "optimizer", "other"]
 SIZES = [802_816, 401_408, 1_234_567]  # of the buckets, in bytes
@@ -466,6 +467,19 @@ def test_the_description_of_a_bar_never_moves_the_lanes(opened):
         sizes.add(page.locator("#detail").bounding_box()["height"])
         assert page.locator("#lanes").bounding_box() == before
     assert len(sizes) == 2
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_is_readable_in_a_light_and_in_a_dark_theme(opened, width):
+    page = opened(a_timeline(late_ms=20.0, sweep=True), width)
+    page.hover('[data-bar="1"]')
+    for _ in range(2):  # at first all lanes, then a part in which more bars have a label
+        check_both_themes(page, {"text", "th", "td", "p", "button", "kbd", "b"})
+        page.click("#in", click_count=2)
+        settle(page)
+    lines = visible_lines(page, "#lanes .edge")  # in the dark theme
+    assert lines and min(line.contrast for line in lines) >= LOWEST_OF_LINES
 
 
 @pytest.mark.browser

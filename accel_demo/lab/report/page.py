@@ -5,7 +5,7 @@ from pathlib import Path
 from accel_demo.lab.report import curves
 from accel_demo.lab.report.runs import CURVES, Mistake, Point, Predictions, SavedRun
 from accel_demo.lab.report.tables import WORST, differences, final_figures
-from accel_demo.lab.web_page import escape, html_table, write_page
+from accel_demo.lab.web_page import PAGE_COLORS, escape, html_table, ink_on, write_page
 
 STYLE = Path(__file__).with_name("page.css")
 SCRIPT = Path(__file__).with_name("page.js")
@@ -124,10 +124,10 @@ def _confusion(runs: list[SavedRun]) -> str:
     same_scales = " The scales are the same for all runs." if len(runs) > 1 else ""
     return (
         "<h2>Confusion matrix</h2>"
-        '<p class="soft">Rows are true classes, and columns are predicted classes. A cell is '
-        "darker if it contains a larger fraction of the images in its row. Blue cells are correct "
-        "predictions, on a color scale from 0 to 100%. Orange cells are mistakes, on a color "
-        f"scale from 0 to {largest:.1%}.{same_scales}</p>"
+        '<p class="soft">Rows are true classes, and columns are predicted classes. A cell has a '
+        "stronger color if it contains a larger fraction of the images in its row. Blue cells are "
+        "correct predictions, on a color scale from 0 to 100%. Orange cells are mistakes, on a "
+        f"color scale from 0 to {largest:.1%}.{same_scales}</p>"
         f"{_side_by_side(runs, sections)}"
     )
 
@@ -147,16 +147,22 @@ def _matrix(predictions: Predictions, largest: float) -> str:
 
 
 def _cell(images: int, share: float, is_right: bool, largest: float) -> str:
-    """Return a table cell. The larger `share` (its fraction of the row), the darker the background.
+    """Return a table cell. The larger `share` (its fraction of the row), the stronger its color.
 
-    Mistakes have a separate color scale, because they would be too pale on the blue scale.
+    Mistakes have a separate color scale, because they would be too pale on the blue scale. The cell
+    contains its colors on a light and on a dark page, and page.css chooses between them.
     """
     strength = share if is_right else share / largest
     full_color = RIGHT_COLOR if is_right else WRONG_COLOR
-    red, green, blue = (round(255 + (part - 255) * strength) for part in full_color)
-    is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 140
-    ink = "#fff" if is_dark else "#1b1f24" if images else "#8c959f"
-    return f'<div style="background:rgb({red},{green},{blue});color:{ink}">{images}</div>'
+    style = []
+    for theme, empty in PAGE_COLORS.items():
+        red, green, blue = (
+            round(start + (end - start) * strength)
+            for start, end in zip(empty, full_color, strict=True)
+        )
+        ink = ink_on((red, green, blue)) if images else "var(--soft)"
+        style.append(f"--{theme}:rgb({red},{green},{blue});--{theme}-ink:{ink}")
+    return f'<div style="{";".join(style)}">{images}</div>'
 
 
 def _mistakes(runs: list[SavedRun]) -> str:

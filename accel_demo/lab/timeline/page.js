@@ -6,7 +6,7 @@ const { lanes, bars, steps, whole, colors } = JSON.parse(byId("data").textConten
 const svg = byId("lanes");
 const ZOOM = 2, PAN = 0.25; // of the buttons: factor, share of the visible time
 const LONGEST = whole[1] - whole[0], SHORTEST = Math.min(0.02, LONGEST); // visible time
-const ROW = 30, HEADER = 44, GAP = 16, GUTTER = 165, NARROW = 640; // pixels
+const ROW = 30, HEADER = 44, GAP = 16, GUTTER = 200, NARROW = 640; // pixels
 
 const view = { start: whole[0], end: whole[1] };
 let place = { left: 0, right: 1 }; // the lanes, in pixels
@@ -69,13 +69,13 @@ function draw() {
 
 function drawLane(lane, isNarrow) {
   const y = lane.top, height = lane.rows * ROW, width = place.right - place.left;
-  const fill = lane.is_slow ? "#fbe9df" : "#f6f8fa";
-  add(back, "rect", { x: place.left, y, width, height, fill });
+  const kind = lane.is_slow ? "slow-lane" : "lane";
+  add(back, "rect", { x: place.left, y, width, height, class: kind });
   const at = isNarrow ? { x: 2, y: y - 4 } : { x: GUTTER - 8, y: y + 19, "text-anchor": "end" };
   add(labels, "text", { ...at, class: lane.is_slow ? "slow" : "" }, lane.label);
   const edges = lane.edges.filter((ms) => ms >= view.start && ms <= view.end);
   const lines = new Set(edges.map((ms) => `M${toPixel(ms).toFixed(0)} ${y - 2}v${height + 4}`));
-  add(back, "path", { d: [...lines].join(""), stroke: "#57606a" });
+  add(back, "path", { d: [...lines].join(""), class: "edge" });
 }
 
 function drawAxis(bottom, isNarrow) {
@@ -85,7 +85,7 @@ function drawAxis(bottom, isNarrow) {
   const digits = (String(+size.toPrecision(2)).split(".")[1] ?? "").length;
   for (let tick = Math.ceil(view.start / size - 1e-9); tick * size <= view.end; tick++) {
     const x = toPixel(tick * size), text = (tick * size).toFixed(digits), half = 4 * text.length;
-    add(back, "line", { x1: x, x2: x, y1: HEADER - 4, y2: bottom, stroke: "#d0d7de" });
+    add(back, "line", { x1: x, x2: x, y1: HEADER - 4, y2: bottom, class: "rule" });
     const at = { x, y: HEADER - 8, class: "tick", "text-anchor": "middle" };
     if (x - half >= 0 && x + half <= place.right) add(labels, "text", at, text);
   }
@@ -136,7 +136,7 @@ function drawBar(bar, x, width, y) {
   if (!bar.element.isConnected) front.append(bar.element);
   const long = `${bar.name} ${(bar.end_ms - bar.start_ms).toFixed(2)} ms`;
   const text = [long, bar.name].find((label) => label.length * 8 + 8 < width);
-  const fill = bar.phase === "forward" ? "#fff" : "#000"; // the only dark color
+  const fill = ["forward", "collective"].includes(bar.phase) ? "#fff" : "#000"; // on a dark color
   const middle = { x: x + width / 2, y: y + 18, "text-anchor": "middle", fill };
   if (text) add(labels, "text", middle, text);
 }

@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_suffix(".js")
 TITLE = "Where the time of a training step goes"
 STYLE = """
 th, td { white-space: nowrap; } .wide { margin-top: 12px; } body { overflow-wrap: anywhere; }
-.verdict { font-size: 1.1rem; font-weight: 600; } .slow { color: #b04a00; }
+.verdict { font-size: 1.1rem; font-weight: 600; } .slow { color: var(--warn); }
 .stack { display: flex; gap: 8px; align-items: center; margin: 4px 0; white-space: nowrap; }
 .stack b { width: 4em; font-weight: 400; } .stack > span { flex: 1; display: flex; height: 22px; }
 .stack i, .key { display: inline-block; } .stack i { height: 100%; }
@@ -27,11 +27,11 @@ th, td { white-space: nowrap; } .wide { margin-top: 12px; } body { overflow-wrap
 .legend li { list-style: none; } .key { width: 14px; height: 14px; margin-right: 6px; }
 .tools { display: flex; flex-wrap: wrap; gap: 8px; align-items: center; margin: 8px 0; }
 .tools button, .tools select { font: inherit; min-width: 44px; min-height: 44px; padding: 0 12px;
-  color: inherit; background: #fff; border: 1px solid #8c959f; border-radius: 6px; }
+  color: inherit; background: var(--page); border: 1px solid #8c959f; border-radius: 6px; }
 .tools button:hover { background: var(--shade); }
 #range { font-variant-numeric: tabular-nums; }
 #detail { display: flex; flex-wrap: wrap; gap: 0 20px; align-content: flex-start; padding: 8px 12px;
-  min-height: 42px; background: #fff; border: 1px solid var(--ink); border-radius: 6px;
+  min-height: 42px; background: var(--page); border: 1px solid var(--ink); border-radius: 6px;
   margin-top: 8px; font-variant-numeric: tabular-nums; }
 #detail:has(b) { position: sticky; bottom: 8px; }
 #detail span { color: var(--soft); } #detail span b { color: var(--ink); }
@@ -40,9 +40,12 @@ th, td { white-space: nowrap; } .wide { margin-top: 12px; } body { overflow-wrap
 #lanes.dragged { cursor: grabbing; }
 #lanes:focus-visible, button:focus-visible, select:focus-visible { outline: 2px solid #0072b2;
   outline-offset: 2px; }
-#lanes rect { outline: none; } #lanes .chosen { stroke: #000; stroke-width: 2px; }
-#lanes text { pointer-events: none; } #lanes .slow { fill: #b04a00; }
-#lanes .tick, #lanes .unit { fill: #57606a; }
+#lanes rect { outline: none; } #lanes .chosen { stroke: var(--ink); stroke-width: 2px; }
+#lanes text { pointer-events: none; } #lanes text:not([fill]) { fill: var(--ink); }
+#lanes text.slow:not([fill]) { fill: var(--warn); }
+#lanes text:is(.tick, .unit):not([fill]) { fill: var(--soft); }
+#lanes .lane { fill: var(--shade); } #lanes .slow-lane { fill: var(--marked); }
+#lanes .edge { stroke: var(--soft); } #lanes .rule { stroke: var(--line); }
 kbd { font: inherit; border: 1px solid var(--line); border-radius: 4px; padding: 0 4px;
   background: var(--shade); }
 @media (max-width: 640px) { #detail { min-height: 90px; } .stack b { width: 3.5em; } }
