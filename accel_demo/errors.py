@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from accel_demo.terminal import replace_missing_characters
+from accel_demo.missing_characters import replace_missing_characters
 
 REPORT_TIMEOUT = 20  # seconds that the other ranks wait for local rank 0 to report the error
 
