@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from accel_demo.missing_characters import replace_missing_characters
+from accel_demo.terminal import columns, fitted
 
 REPORT_TIMEOUT = 20  # seconds that the other ranks wait for local rank 0 to report the error
 
@@ -51,12 +52,12 @@ def _give_up(message: str) -> NoReturn:
 
 
 def say(line: str) -> None:
-    """Print a line to stderr. Close any progress bar first, because it may be on the same line."""
+    """Print a line to stderr, wrapped on a terminal. First, close any progress bar on this line."""
     tqdm = sys.modules.get("tqdm")
     for bar in list(getattr(tqdm and tqdm.tqdm, "_instances", ())):
         bar.close()
     with output_may_be_closed():
-        print(line, file=sys.stderr, flush=True)
+        print(fitted(line, columns(sys.stderr)), file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -4,12 +4,29 @@ import argparse
 import importlib.util
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from accel_demo.errors import UserError
 from accel_demo.suggestions import flag_meant
+from accel_demo.terminal import narrower_terminal, reflowed, wrap_words
+
+OPTION = re.compile(r"\[[^]]*\]")  # in the usage text
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of a description as they are, unless a terminal is too narrow for them."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return super()._fill_text(reflowed(text), width, indent)
+
+    def _format_usage(self, usage, actions, groups, prefix) -> str:
+        text = super()._format_usage(usage, actions, groups, prefix)
+        if narrow := narrower_terminal(text):  # argparse has put an option far to the right
+            text = wrap_words(" ".join(text.split()), narrow, " " * 8, OPTION) + "\n\n"
+        return text
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,10 +48,9 @@ class Parser(argparse.ArgumentParser):
 
         `least` is the smallest number of processes.
         """
-        formatter = argparse.RawDescriptionHelpFormatter
         description = (description or "").strip()
         super().__init__(
-            description=description, allow_abbrev=False, formatter_class=formatter, **settings
+            description=description, allow_abbrev=False, formatter_class=HelpFormatter, **settings
         )
         self.quick_defaults: dict[str, tuple] = {}  # {option: default without and with --quick}
         self.processes: tuple[int, int] | None = None  # default and minimum of --processes N

@@ -54,7 +54,8 @@ def main() -> None:
     (options.run_dir / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
     for epoch in range(1, options.epochs + 1):
         model.train()
-        for images, labels in tqdm(train_loader, f"epoch {epoch}", unit="batch", leave=False):
+        bar = tqdm(train_loader, f"epoch {epoch}", unit="batch", leave=False, disable=None)
+        for images, labels in bar:
             optimizer.zero_grad()
             loss = F.cross_entropy(model(images), labels)
             loss.backward()

@@ -42,7 +42,7 @@ def in_turns(
     """
     results = {name: [] for name in sides}
     total = repeats * len(sides)
-    with tqdm(total=total, desc=description, unit="measurement", leave=False) as bar:
+    with tqdm(total=total, desc=description, unit="measurement", leave=False, disable=None) as bar:
         for repeat in range(repeats):
             for name in random.Random(repeat).sample(list(sides), len(sides)):
                 results[name].append(sides[name](repeat))

@@ -114,7 +114,7 @@ def main(options):
         set_seed(seed, device_specific=True)  # different dropout and mirroring on each rank
         model.train()
         loss_of_step = 0.0
-        is_quiet = not accelerator.is_main_process
+        is_quiet = None if accelerator.is_main_process else True  # None: a bar on a terminal only
         for batch in tqdm(train_loader, f"epoch {epoch + 1}", disable=is_quiet):
             with accelerator.accumulate(model):
                 logits = model(mirror_half(batch["image"])).flatten()

@@ -115,7 +115,7 @@ def main(options):
         torch.manual_seed(seed + rank)  # different dropout and mirroring on each rank
         model.train()
         loss_of_step = 0.0
-        bar = tqdm(train_loader, f"epoch {epoch + 1}", disable=rank != 0)
+        bar = tqdm(train_loader, f"epoch {epoch + 1}", disable=None if rank == 0 else True)
         for number, batch in enumerate(bar, 1):
             is_last = number % ACCUMULATE == 0 or number == len(train_loader)
             with nullcontext() if is_last else model.no_sync():

@@ -96,7 +96,7 @@ def main(options):
         torch.manual_seed(seed)  # dropout and mirroring
         model.train()
         loss_of_step = 0.0
-        for number, batch in enumerate(tqdm(train_loader, f"epoch {epoch + 1}"), 1):
+        for number, batch in enumerate(tqdm(train_loader, f"epoch {epoch + 1}", disable=None), 1):
             logits = model(mirror_half(batch["image"].to(device))).flatten()
             loss = F.binary_cross_entropy_with_logits(logits, batch["is_shirt"].to(device))
             (loss / ACCUMULATE).backward()

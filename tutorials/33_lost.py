@@ -24,7 +24,7 @@ PRECISIONS = {  # {name: (dtype of the weights, dtype of autocast)}
 def main() -> None:
     rows = []
     runs = SEEDS * len(PRECISIONS) * len(LEARNING_RATES)
-    with tqdm(total=runs, unit="run") as progress:
+    with tqdm(total=runs, unit="run", disable=None) as progress:
         for learning_rate in LEARNING_RATES:
             for name, dtypes in PRECISIONS.items():
                 accuracies, changed = [], []

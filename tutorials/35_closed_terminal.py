@@ -2,7 +2,7 @@
 
 Needs tmux and setsid.
 
-python tutorials/35_closed_missing_characters.py
+python tutorials/35_closed_terminal.py
 """
 
 import os

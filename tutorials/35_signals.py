@@ -42,7 +42,7 @@ TIME_LIMIT = 120
 def main() -> None:
     adopt_orphans()
     rows = []
-    for options, target, number in tqdm(CASES, desc="signals", unit="launch"):
+    for options, target, number in tqdm(CASES, desc="signals", unit="launch", disable=None):
         with tempfile.TemporaryDirectory() as folder:
             said, code = run(options, target, number, Path(folder))
         command = " ".join(["torchrun", *options.split(), "…"])

@@ -64,7 +64,7 @@ def main() -> None:
         seconds_to_compile = seconds(compiled)
         seconds(eager)
         pairs = []
-        for repeat in tqdm(range(REPEATS), desc=name, unit="repeat"):
+        for repeat in tqdm(range(REPEATS), desc=name, unit="repeat", disable=None):
             order = (eager, compiled)[:: -1 if repeat % 2 else 1]
             times = {step: seconds(step) for step in order}
             pairs.append((times[eager], times[compiled]))

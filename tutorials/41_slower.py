@@ -86,7 +86,8 @@ def measure(device: torch.device, repeats: int, steps: int, started_at: float) -
     for method in methods.values():  # warm-up: DDP rebuilds its buckets after the first step
         seconds_per_step(method, 3, device)
     own_ms = {name: [] for name in methods}
-    for repeat in tqdm(range(repeats), desc="slower", unit="repeat", disable=dist.get_rank() > 0):
+    disable = None if dist.get_rank() == 0 else True  # None: a bar on a terminal only
+    for repeat in tqdm(range(repeats), desc="slower", unit="repeat", disable=disable):
         for name in list(methods)[:: 1 if repeat % 2 else -1]:
             own_ms[name].append(1000 * seconds_per_step(methods[name], steps, device))
     by_rank = gather_objects(own_ms)

@@ -41,7 +41,8 @@ def main() -> None:
     """Measure each setting several times, in a random order in each round."""
     load.begin()
     ms = {name: [] for name in SETTINGS}
-    with tqdm(total=REPEATS * len(SETTINGS), desc="spin", unit="launch") as progress:
+    total = REPEATS * len(SETTINGS)
+    with tqdm(total=total, desc="spin", unit="launch", disable=None) as progress:
         for _ in range(REPEATS):
             for name in random.sample(list(SETTINGS), len(SETTINGS)):
                 result = run_to_end(LAUNCH, cwd=COURSE, **SETTINGS[name])

@@ -24,7 +24,8 @@ STEP = r"processes 2, gradient bytes (\d+), seconds per step ([\d.]+)"
 def main() -> None:
     times = {name: [] for name in RATES}
     size = 0
-    with tqdm(total=REPEATS * len(RATES), unit="launch", leave=False) as bar:
+    total = REPEATS * len(RATES)
+    with tqdm(total=total, unit="launch", leave=False, disable=None) as bar:
         for repeat in range(REPEATS):
             for name in random.Random(repeat).sample(list(RATES), len(RATES)):
                 size, seconds = seconds_per_step(name)

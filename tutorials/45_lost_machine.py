@@ -72,7 +72,7 @@ class Run:
 def main(plot: Path | None) -> None:
     runs: dict[str, Run] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for number, case in enumerate(tqdm(CASES, unit="case", leave=False)):
+        for number, case in enumerate(tqdm(CASES, unit="case", leave=False, disable=None)):
             runs[case] = train(case, Path(folder, str(number)))
     print("Errors of the second case:")
     for _, line in runs["node 1 loses its cable"].lines:

@@ -90,7 +90,8 @@ def measure(device: torch.device, repeats: int = REPEATS) -> tuple[Seconds, Seco
     calls = [_round_trip, dist.all_reduce]
     times = [{size: [] for size in SIZES} for _ in calls]
     steps = range(-2, repeats)  # the first two are a warm-up
-    for repeat in tqdm(steps, desc="alpha_beta", unit="repeat", disable=dist.get_rank() > 0):
+    disable = None if dist.get_rank() == 0 else True  # None: a bar on a terminal only
+    for repeat in tqdm(steps, desc="alpha_beta", unit="repeat", disable=disable):
         for size in random.Random(repeat).sample(SIZES, len(SIZES)):
             for call, by_size in zip(calls, times, strict=True):
                 seconds = _seconds(call, tensors[size])

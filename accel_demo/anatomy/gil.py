@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
+
+from accel_demo.progress_bar import ProgressBar
 
 PARTS = 2  # one part of the work for each worker
 WORKERS = ONE_AFTER_THE_OTHER, THREADS, PROCESSES = (
@@ -81,7 +82,7 @@ def measure(repeats: int) -> dict[str, dict[str, list[WorkTime]]]:
         for executor in executors:
             for function, _ in WORK.values():
                 in_parts(executor, function, 1)
-        for _ in tqdm(range(repeats), desc="gil", unit="repeat", disable=repeats == 1):
+        for _ in ProgressBar("gil", "repeat", range(repeats), is_shown=repeats > 1):
             for kind, (function, amount) in WORK.items():
                 results = []
                 for workers, executor in zip(WORKERS, executors, strict=True):

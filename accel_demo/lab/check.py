@@ -24,6 +24,7 @@ from accel_demo.options import Parser
 from accel_demo.processes.cleanup import kill_tree, sigterm_raises
 from accel_demo.processes.launch import start
 from accel_demo.show import table
+from accel_demo.terminal import display
 from accel_demo.wording import counted
 
 BETWEEN_LOOKS = 0.3  # seconds between two looks at a watched file
@@ -62,18 +63,18 @@ def make_parser() -> Parser:
 
 def show_list(course: Course) -> int:
     rows = [[number, one.title, course.state(one)] for number, one in all_exercises().items()]
-    print(table(["NN", "exercise", "state"], rows))
-    print("\nThe files are in tutorials/exercises/. Check one with `accel-demo check NN`.")
+    display(table(["NN", "exercise", "state"], rows))
+    display("\nThe files are in tutorials/exercises/. Check one with `accel-demo check NN`.")
     return 0
 
 
 def check_all(course: Course) -> int:
     exercises, right = all_exercises(), 0
     for number, exercise in exercises.items():
-        print(f"{number} {exercise.title}", flush=True)
+        display(f"{number} {exercise.title}")
         right += check(exercise, course.exercise_file(exercise), course) == 0
-        print(flush=True)
-    print(f"{right} of {counted(len(exercises), 'exercise')} are right")
+        display()
+    display(f"{right} of {counted(len(exercises), 'exercise')} are right")
     return 0 if right == len(exercises) else 1
 
 
@@ -83,18 +84,18 @@ def watch(exercise: Exercise, file: Path, course: Course | None) -> int:
         checked = digest_of(file)
         if check(exercise, file, course) == 0:
             return 0
-        print(f"\nwaiting until you save {file.name} (stop with Ctrl-C) …", flush=True)
+        display(f"\nwaiting until you save {file.name} (stop with Ctrl-C) …")
         while not file.exists() or digest_of(file) == checked:  # some editors replace the file
             time.sleep(BETWEEN_LOOKS)
-        print(flush=True)
+        display()
 
 
 def check(exercise: Exercise, file: Path, course: Course | None) -> int:
     """Run the grader on the file, store the result in the course, and return the exit code."""
     if not exercise.is_started(file):
         with output_may_be_closed():  # the exit code stays the same
-            print(f"not started: {file.name} is unchanged. Its first lines describe the task.")
-            print(f"For a hint: accel-demo hint {exercise.number}")
+            display(f"not started: {file.name} is unchanged. Its first lines describe the task.")
+            display(f"For a hint: accel-demo hint {exercise.number}")
         return 5
     digest = digest_of(file)  # the learner may save the file while it is being checked
     command = [sys.executable, str(exercise.grader), str(file)]
@@ -108,7 +109,7 @@ def check(exercise: Exercise, file: Path, course: Course | None) -> int:
         course.record(exercise, code == 0, digest)
     if course and code == 0:
         try:
-            print(f"Our answer: accel-demo answer {exercise.number}", flush=True)
+            display(f"Our answer: accel-demo answer {exercise.number}")
         except BrokenPipeError:  # otherwise Python tries again at exit, and changes the exit code
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code

@@ -6,15 +6,16 @@ accel-demo hint 10 2                    # the second hint, which says more
 
 from accel_demo.lab.course.exercises import exercise_named
 from accel_demo.options import Parser
+from accel_demo.terminal import display
 
 
 def main(arguments: list[str]) -> int:
     """Print the hint, and return the exit code."""
     options = make_parser().parse_args(arguments)
     hints = exercise_named(options.exercise).hints
-    print(f"hint {options.hint} of {len(hints)}: {hints[options.hint - 1]}")
+    display(f"hint {options.hint} of {len(hints)}: {hints[options.hint - 1]}")
     if options.hint < len(hints):
-        print(f"The next one: accel-demo hint {options.exercise} {options.hint + 1}")
+        display(f"The next one: accel-demo hint {options.exercise} {options.hint + 1}")
     return 0
 
 

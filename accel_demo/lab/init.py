@@ -12,6 +12,7 @@ from pathlib import Path
 from accel_demo.errors import UserError
 from accel_demo.lab.course.folder import STATE, Course, find_course
 from accel_demo.options import Parser
+from accel_demo.terminal import display
 from accel_demo.wording import counted
 
 
@@ -31,13 +32,13 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         raise UserError(f"cannot write {error.filename or folder} ({error.strerror})") from None
     if not is_course:
-        print(f"wrote {counted(count, 'file')} to {folder}/. Next:\n\n    cd {folder}")
-        print("    accel-demo next")
+        display(f"wrote {counted(count, 'file')} to {folder}/. Next:\n\n    cd {folder}")
+        display("    accel-demo next")
         return 0
-    print(f"updated {counted(count, 'file')}")
+    display(f"updated {counted(count, 'file')}")
     if edited:
-        print("not updated, because you have edited them and they have changed in the package:")
-        print("\n".join(f"    {name}" for name in edited))
+        display("not updated, because you have edited them and they have changed in the package:")
+        display("\n".join(f"    {name}" for name in edited))
     return 0
 
 

@@ -14,6 +14,7 @@ from accel_demo.lab.course.exercises import Exercise, all_exercises
 from accel_demo.lab.course.folder import Course, this_course
 from accel_demo.lab.course.originals import TUTORIALS
 from accel_demo.options import Parser
+from accel_demo.terminal import display
 
 
 def main(arguments: list[str]) -> int:
@@ -29,21 +30,21 @@ def main(arguments: list[str]) -> int:
     exercise = next_exercise(course, contents["path"])
     path = [all_exercises()[str(number)] for number in contents["path"]]
     done = sum(course.is_done(each) for each in path)
-    print(f"main path: {done} of {len(path)} exercises done or skipped")
+    display(f"main path: {done} of {len(path)} exercises done or skipped")
     if exercise is None:
-        print("You have done everything. `accel-demo check` lists all exercises.")
+        display("You have done everything. `accel-demo check` lists all exercises.")
         return 0
     if exercise not in path:
-        print("You have finished the main path. Read the other pages when you need them.")
+        display("You have finished the main path. Read the other pages when you need them.")
     [(name, title, question)] = [
         page for page in contents["pages"] if page[0].startswith(exercise.number)
     ]
     file = course.exercise_file(exercise).relative_to(course.folder)
     number = exercise.number
-    print(f"\n{number} {title}: {question}\n")
-    print(f"  read  tutorials/{name}.md")
-    print(f"  edit  {file}: {exercise.title} ({course.state(exercise)})")
-    print(f"\nThen: accel-demo check {number}. If you are stuck: accel-demo hint {number}")
+    display(f"\n{number} {title}: {question}\n")
+    display(f"  read  tutorials/{name}.md")
+    display(f"  edit  {file}: {exercise.title} ({course.state(exercise)})")
+    display(f"\nThen: accel-demo check {number}. If you are stuck: accel-demo hint {number}")
     return 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from accel_demo.errors import say
 from accel_demo.lab import load
+from accel_demo.terminal import display
 
 SCHEMA = 3  # version of the JSON format
 
@@ -47,9 +48,9 @@ def warn(command: str, of_script: bool = False) -> None:
     """
     if text := load.warning():
         if command.split()[0] in MEASURE_TIME:
-            print(f"\n**{text}: measure again when it is idle**")
+            display(f"\n**{text}: measure again when it is idle**")
         elif of_script:
-            print(f"\n**{text}; only the time depends on that**")
+            display(f"\n**{text}; only the time depends on that**")
         else:
             say(f"{text}; only the time depends on that")
 
@@ -61,7 +62,7 @@ def print_text(text: str) -> None:
     """
     text = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
     encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding))
+    display(text.encode(encoding, "replace").decode(encoding))
 
 
 def write_json(path: Path, command: str, result, of_script: bool = False) -> None:

@@ -14,6 +14,7 @@ from accel_demo.errors import UserError
 from accel_demo.lab.output import write_json
 from accel_demo.lab.run_list import print_runs
 from accel_demo.options import Parser, check_outputs
+from accel_demo.terminal import display
 
 MOST_IMAGES = 200  # more images would make the picture too tall
 
@@ -55,14 +56,14 @@ def main(arguments: list[str]) -> int:
         answer = "right" if row.predicted_class == row.true_class else "wrong"
         percent = round(100 * row.probability, 1)
         rows.append([row.index, row.true_class, row.predicted_class, percent, answer])
-    print(show.table(["index", "true", "predicted", "probability (%)", "answer"], rows))
+    display(show.table(["index", "true", "predicted", "probability (%)", "answer"], rows))
     if options.json:
         write_json(options.json, "predict", PredictResult(str(options.run), predictions))
     if importlib.util.find_spec("matplotlib"):
         options.plot = options.plot or options.run / "predictions.png"
         check_outputs(options)
         draw(test_set, predictions, options.plot)
-        print(f"picture: {options.plot}")
+        display(f"picture: {options.plot}")
     return 0
 
 

@@ -6,6 +6,7 @@ accel-demo reset 10
 from accel_demo.lab.course.exercises import exercise_named
 from accel_demo.lab.course.folder import this_course
 from accel_demo.options import Parser
+from accel_demo.terminal import display
 
 
 def main(arguments: list[str]) -> int:
@@ -14,9 +15,9 @@ def main(arguments: list[str]) -> int:
     course = this_course()
     file = course.exercise_file(exercise)
     if not exercise.is_started(file):
-        print(f"{file.name} is unchanged already")
+        display(f"{file.name} is unchanged already")
         return 0
-    print(f"{file.name} is as we wrote it again; yours is now {course.reset(exercise).name}")
+    display(f"{file.name} is as we wrote it again; yours is now {course.reset(exercise).name}")
     return 0
 
 

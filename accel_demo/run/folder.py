@@ -15,6 +15,7 @@ import torch.distributed as dist
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError, output_may_be_closed
 from accel_demo.files import write_whole
+from accel_demo.terminal import display
 from accel_demo.typed_json import load_object, typed
 from accel_demo.wording import counted
 
@@ -54,7 +55,7 @@ def write_launch(folder: Path, config: TrainConfig, environment: dict, start: di
     write_json(folder / "config.json", _choices(config))
     processes, images = environment["processes"], config.batch_size * config.accumulate
     with output_may_be_closed():
-        print(
+        display(
             f"{counted(processes, 'process')} on {environment['device']} "
             f"({environment['backend']}): {config.model} on {config.dataset}, "
             f"{processes * images} images per step"

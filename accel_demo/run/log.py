@@ -1,4 +1,4 @@
-"""The log of a run: a progress bar, metrics.jsonl, TensorBoard, and a summary at the end."""
+"""The log of a run: progress, metrics.jsonl, TensorBoard, and a summary at the end."""
 
 import time
 from pathlib import Path
@@ -8,12 +8,14 @@ import torch
 from tqdm import tqdm
 
 from accel_demo.config import TrainConfig
-from accel_demo.errors import output_may_be_closed
+from accel_demo.errors import output_may_be_closed, say
 from accel_demo.metrics import means
 from accel_demo.processes.connect import is_main_process
 from accel_demo.processes.signals import resume_command
+from accel_demo.progress_bar import SECONDS_BETWEEN_LINES
 from accel_demo.run.folder import append_metrics, write_json
 from accel_demo.run.progress import Progress
+from accel_demo.terminal import display
 from accel_demo.wording import counted
 
 
@@ -23,10 +25,19 @@ class TrainLog:
     The images per second are summed over all processes, and measured only during training. If the
     run continues from a checkpoint, `start_step` is the step from which it continues, and `saved`
     is the `state()` stored in the checkpoint.
+
+    On a terminal, each epoch has a progress bar. If stderr is a pipe or a file, `count_batch`
+    prints a line instead whenever nothing has been printed for `silence` seconds.
     """
 
     def __init__(
-        self, folder: Path, config: TrainConfig, processes: int, start_step: int, saved: dict
+        self,
+        folder: Path,
+        config: TrainConfig,
+        processes: int,
+        start_step: int,
+        saved: dict,
+        silence: float = SECONDS_BETWEEN_LINES,
     ):
         self.folder, self.config, self.processes = folder, config, processes
         self.is_main_process = is_main_process()
@@ -35,6 +46,8 @@ class TrainLog:
         self.epoch, self.name = 0, ""  # of the current epoch, counted from 1
         self.interval_started_at = 0.0
         self.bar: Any = None  # the progress bar of the current epoch
+        self.latest = ""  # the metrics of the last interval, in words
+        self.silence, self.printed_at = silence, time.monotonic()
         self.writer = None
         self.start_step = start_step
         self.images = saved.get("images", 0.0)  # number of images processed in `seconds`
@@ -70,7 +83,7 @@ class TrainLog:
                 desc=self.name,
                 unit="batch",
                 leave=False,
-                disable=not self.is_main_process,
+                disable=None if self.is_main_process else True,  # None: only on a terminal
             )
         if self.writer is None and self.config.track == "tensorboard" and self.is_main_process:
             from torch.utils.tensorboard import SummaryWriter
@@ -80,10 +93,15 @@ class TrainLog:
             self.writer = SummaryWriter(folder, purge_step=step)
         self.restart_clock()
 
-    def count_batch(self) -> None:
-        """Advance the progress bar by one micro-batch."""
+    def count_batch(self, progress: Progress) -> None:
+        """Advance the progress bar by one micro-batch, or print a line after a long silence."""
         with output_may_be_closed():
             self.bar.update()
+        is_log = self.is_main_process and self.bar.disable
+        if is_log and time.monotonic() >= self.printed_at + self.silence:
+            batch = f"batch {progress.batches}/{progress.batches_per_epoch}"
+            say(f"{self.name}: {', '.join(filter(None, [batch, self.latest]))}")
+            self.printed_at = time.monotonic()
 
     def restart_clock(self) -> None:
         """Restart the clock, so that the next interval excludes the time before this call."""
@@ -107,11 +125,11 @@ class TrainLog:
             **means(totals, "train"),
             "images_per_second": totals[2].item() / seconds,
         }
-        self.bar.set_postfix_str(
+        self.latest = (
             f"loss {metrics['train_loss']:.3f}, accuracy {metrics['train_accuracy']:.3f}, "
-            f"{metrics['images_per_second']:,.0f} images/s",
-            refresh=False,
+            f"{metrics['images_per_second']:,.0f} images/s"
         )
+        self.bar.set_postfix_str(self.latest, refresh=False)
         self._write(metrics)
         if self.config.print_every and step % self.config.print_every == 0:
             self._print_interval(step)
@@ -164,7 +182,8 @@ class TrainLog:
         if self.is_main_process:
             line = f"{train['train_loss']:.4f}, accuracy {train['train_accuracy']:.4f}"
             with output_may_be_closed(), self.bar.external_write_mode():
-                print(f"{self.name}, step {step}: train loss {line}", flush=True)
+                display(f"{self.name}, step {step}: train loss {line}")
+            self.printed_at = time.monotonic()
 
     def _print(self, line: str) -> None:
         """In the main process, close the progress bar and print a line."""
@@ -172,7 +191,8 @@ class TrainLog:
             with output_may_be_closed():
                 if self.bar is not None:  # no epoch was left after a resume
                     self.bar.close()
-                print(line, flush=True)
+                display(line)
+            self.printed_at = time.monotonic()
 
     def _write(self, metrics: dict) -> None:
         if self.is_main_process:

@@ -34,6 +34,7 @@ from accel_demo.run.shared_folder import (
     raised_everywhere,
     shared_folder,
 )
+from accel_demo.terminal import display
 
 
 def claim_run(
@@ -173,7 +174,7 @@ class Run:
                 delete_later_results(self.folder, self.start)
                 with output_may_be_closed():
                     for line in self.start.remarks:
-                        print(line, flush=True)
+                        display(line)
 
     def epochs(self) -> Iterator[int]:
         """Yield the index of each remaining epoch.
@@ -202,7 +203,7 @@ class Run:
         return self.progress.window_scale
 
     def batches(self, loader: Iterable) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Count and yield the batches from `loader`, and advance the progress bar.
+        """Count and yield the batches from `loader`, and show the progress.
 
         `ends_window` and `window_scale` describe the batch just yielded. End early on `--max-steps`
         or if the run is stopping.
@@ -212,7 +213,7 @@ class Run:
         for batch in loader:
             progress.batches += 1
             yield batch
-            self.log.count_batch()
+            self.log.count_batch(progress)
             if progress.is_complete or self.is_stopping:
                 return
 

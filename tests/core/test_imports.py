@@ -29,8 +29,9 @@ LAYERS = [
     {"data"},
     {"config"},
     {"options"},
-    {"errors", "guess", "wording", "suggestions", "terminal"},
-    {"files", "typed_json", "slow_imports", "observer"},
+    {"progress_bar"},
+    {"errors", "guess", "wording", "suggestions", "missing_characters"},
+    {"files", "typed_json", "slow_imports", "terminal", "observer"},
 ]
 SHARED = "shared by the commands"  # the modules of lab/ that several commands use
 

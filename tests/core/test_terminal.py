@@ -1,50 +1,128 @@
-"""Test what is printed on a terminal that cannot show all characters."""
+"""Test that text fits the terminal, and that text in a pipe or a file stays as it is."""
 
-import io
-import json
+import importlib
+import runpy
 import sys
 
 import pytest
 
-from accel_demo.cli import COMMANDS, HELPERS
-from accel_demo.errors import one_line_errors
-from tests.core.test_cli import CALLS
+from accel_demo import cli, terminal
+from tests.conftest import REPOSITORY
+from tests.support.pseudo_terminal import shown_on_terminal
 
-ASCII = [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}]
-
-
-def printed(text: str, encoding: str, monkeypatch) -> str:
-    """Return what a program of ours writes to a terminal with this encoding."""
-    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    monkeypatch.setattr(sys, "stdout", terminal)
-    with one_line_errors():
-        print(text, end="", flush=True)
-    return terminal.buffer.getvalue().decode(encoding)
+COMMAND = "accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml train.py"
+TRAIN_FILES = ("train", "train_plain", "train_dp", "train_ddp")
 
 
-def test_missing_characters_are_replaced_by_similar_ones_or_question_marks(monkeypatch):
-    text = "2 × 3 – 1 … √N ≠ 5 µs → é\udcff"
-    assert printed(text, "ascii", monkeypatch) == "2 x 3 - 1 ... sqrt N != 5 us -> ??"
-    assert printed(text, "latin-1", monkeypatch) == "2 × 3 - 1 ... sqrt N != 5 µs -> é?"
-    assert printed(text, "utf-8", monkeypatch) == "2 × 3 – 1 … √N ≠ 5 µs → é?"
+def shown(text: str, columns: int) -> list[str]:
+    return shown_on_terminal(lambda: terminal.display(text), columns).splitlines()
 
 
-@pytest.mark.parametrize("environment", ASCII)
-def test_help_and_errors_of_every_command_can_be_printed_in_ascii(environment, start):
-    names = [*COMMANDS, *HELPERS]
-    lines = [f"{name} {flag}" for name in names for flag in ("-h", "--nonsense=×")]
-    command = ["python", "-c", CALLS, json.dumps(lines)]
-    result = start(command, real=True, **environment)
-    assert result.returncode == 0, result.stderr
-    codes, _ = json.loads(result.stdout.splitlines()[-1])
-    assert codes == [0, 2] * len(names)
-    assert result.stdout.isascii() and result.stderr.isascii()
-    assert "error: unrecognized arguments: --nonsense=x\n" in result.stderr
-    assert len(result.stderr.splitlines()) == len(names)
+def print_help(*arguments: str) -> None:
+    """Print the help of a program: "train", or a command with its arguments."""
+    name, *rest = arguments
+    with pytest.raises(SystemExit, match="0"), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_COLOR", "1")  # from Python 3.14 on, argparse uses colors on a terminal
+        patch.setattr(sys, "argv", [name, *rest, "-h"])
+        if name in TRAIN_FILES:
+            runpy.run_path(str(REPOSITORY / f"accel_demo/{name}.py"), run_name="__main__")
+        elif name == "accel-demo":
+            cli.main()
+        else:
+            path = name if name in cli.SINGLE_MODULES else f"{name}.command"
+            importlib.import_module(f"accel_demo.lab.{path}").main([*rest, "-h"])
 
 
-@pytest.mark.parametrize("environment", ASCII)
-def test_a_train_file_can_print_its_help_in_ascii(environment, start):
-    result = start(["python", "accel_demo/train_plain.py", "-h"], real=True, **environment)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "--learning-rate" in result.stdout and result.stdout.isascii()
+def test_a_long_line_is_wrapped_on_a_terminal_and_nowhere_else(capsys):
+    text = "cure: Let only the main process write the file, or give each rank a file of its own."
+    assert shown(text, columns=50) == [
+        "cure: Let only the main process write the file, or",
+        "  give each rank a file of its own.",
+    ]
+    terminal.display(text)
+    assert capsys.readouterr().out == f"{text}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "indent"),
+    [
+        ("Some words of a sentence that is too long for one line", 0),
+        ("  Some words of a sentence that is too long for one line", 2),
+        ("- Some words of a sentence that is too long for one line", 2),
+        ("(1) Some words of a sentence that is too long for one line", 4),
+        ("--- Some words of a sentence that is too long for one line", 4),
+        ("  audit     What is wrong with my training script, or not?", 12),
+        ("  cure: Some words of a sentence that is too long for a line", 4),
+    ],
+)
+def test_the_lines_after_the_first_begin_below_its_text(text, indent):
+    first, *others = shown(text, columns=40)
+    assert others and all(len(line) <= 40 for line in (first, *others))
+    assert {len(line) - len(line.lstrip()) for line in others} == {indent}
+    assert " ".join([first, *map(str.strip, others)]) == text
+
+
+@pytest.mark.parametrize("code", [f"stopped; to continue: {COMMAND}", f"      {COMMAND}", COMMAND])
+def test_a_command_and_a_line_of_code_stay_on_one_line(code):
+    assert [line for line in shown(code, columns=40) if COMMAND in line]
+
+
+def test_inline_code_is_not_wrapped():
+    lines = shown("The sampler needs `sampler.set_epoch(epoch) # in each` epoch.", columns=40)
+    assert lines == ["The sampler needs", "`sampler.set_epoch(epoch) # in each`", "epoch."]
+
+
+def test_a_paragraph_that_was_wrapped_for_a_wider_terminal_is_wrapped_again(capsys):
+    text = "First line of a paragraph of two lines,\nand its second line.\n\n"
+    text += "python train.py\nA list:\n  a  b"
+
+    def show() -> None:
+        print(terminal.reflowed(text))
+
+    assert shown_on_terminal(show, 30).splitlines() == [
+        "First line of a paragraph of",
+        "two lines, and its second",
+        "line.",
+        "",
+        "python train.py",
+        "A list:",
+        "  a  b",
+    ]
+    assert shown_on_terminal(show, 80) == f"{text}\n"
+    show()
+    assert capsys.readouterr().out == f"{text}\n"
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("accel-demo",),
+        *((command,) for command in cli.COMMANDS),
+        ("bench", "dataparallel"),
+        ("bench", "precision"),
+        *((name,) for name in TRAIN_FILES),
+    ],
+    ids=" ".join,
+)
+def test_no_line_of_the_help_is_wider_than_the_terminal(arguments, columns):
+    text = shown_on_terminal(lambda: print_help(*arguments), columns)
+    assert "options:" in text
+    assert [line for line in text.splitlines() if len(line) > columns] == []
+
+
+@pytest.mark.parametrize("arguments", [("audit",), ("check",), ("train",)], ids=" ".join)
+def test_the_help_in_a_pipe_has_the_lines_of_the_docstring(arguments, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    print_help(*arguments)
+    path = "accel_demo.train" if arguments == ("train",) else f"accel_demo.lab.{arguments[0]}"
+    module = importlib.import_module(path + ".command" * (arguments == ("audit",)))
+    assert module.__doc__.strip() in capsys.readouterr().out
+
+
+def test_an_example_that_is_too_long_continues_after_a_backslash():
+    lines = shown_on_terminal(lambda: print_help("train"), 80).splitlines()
+    first = lines.index(
+        "accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml \\"
+    )
+    assert lines[first + 1] == "    accel_demo/train.py"

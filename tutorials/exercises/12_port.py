@@ -130,7 +130,7 @@ def main(options):
         torch.manual_seed(epoch)
         model.train()
         losses = []
-        for number, batch in enumerate(tqdm(train_loader), 1):
+        for number, batch in enumerate(tqdm(train_loader, disable=None), 1):
             logits = model(batch["rows"].to(device), batch["length"].to(device))
             loss = F.cross_entropy(logits, batch["label"].to(device))
             (loss / ACCUMULATE).backward()

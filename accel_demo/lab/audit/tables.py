@@ -3,6 +3,7 @@
 from accel_demo.lab.audit.all_checks import TITLES
 from accel_demo.lab.audit.result import NOTE, AuditResult, Finding
 from accel_demo.lab.observed.places import ranks_in_words, short_path
+from accel_demo.terminal import display
 from accel_demo.wording import counted
 
 MOST_FILES = 10  # that are named one by one
@@ -15,45 +16,45 @@ def print_result(result: AuditResult) -> None:
         if finding.verdict != NOTE:
             _print_finding(finding, world)
     for line in result.waits:
-        print(f"\nwarning: {line}")
+        display(f"\nwarning: {line}")
     if not result.has_findings:
         trained = any(rank.optimizer_steps for rank in result.ranks)
-        print("no errors, no warnings" + ("" if trained else ", but no optimizer step was seen"))
-    print()
+        display("no errors, no warnings" + ("" if trained else ", but no optimizer step was seen"))
+    display()
     for finding in result.findings:
         if finding.verdict == NOTE:
             where = [f"{short_path(each.file)}:{each.line}: " for each in finding.places[:1]]
-            print(f"note: {''.join(where)}{finding.sentence} (page: tutorials/{finding.page}.md)")
+            display(f"note: {''.join(where)}{finding.sentence} (page: tutorials/{finding.page}.md)")
     seen = [
         counted(max(rank.optimizer_steps for rank in result.ranks), "optimizer step"),
         f"{max(rank.batches for rank in result.ranks)} batches",
         f"{max(rank.collectives for rank in result.ranks)} collectives",
     ]
     names = [TITLES[name] for name in result.checked]
-    print(f"checked in {counted(world, 'process')}: {', '.join(names) or 'nothing'}")
-    print(f"seen: at most {', '.join(seen)} per rank")
+    display(f"checked in {counted(world, 'process')}: {', '.join(names) or 'nothing'}")
+    display(f"seen: at most {', '.join(seen)} per rank")
     for name, reason in result.not_checked.items():
-        print(f"not checked: {TITLES.get(name, name)}: {reason}")
+        display(f"not checked: {TITLES.get(name, name)}: {reason}")
     changed = [f"{short_path(path)}, which the script had changed" for path in result.restored]
     _print_files("put back", changed)
     lost = [f"{short_path(path)} ({reason})" for path, reason in result.not_restored.items()]
     _print_files("not put back", lost)
     _print_files("new", [short_path(path) for path in result.new])
     if result.killed_processes:
-        print(f"killed after the end: {counted(result.killed_processes, 'process')}")
+        display(f"killed after the end: {counted(result.killed_processes, 'process')}")
 
 
 def _print_files(what: str, lines: list[str]) -> None:
     for line in lines[:MOST_FILES]:
-        print(f"{what}: {line}")
+        display(f"{what}: {line}")
     if len(lines) > MOST_FILES:
-        print(f"{what}: {counted(len(lines) - MOST_FILES, 'more file')}")
+        display(f"{what}: {counted(len(lines) - MOST_FILES, 'more file')}")
 
 
 def _print_finding(finding: Finding, world: int) -> None:
-    print(f"\n{finding.verdict}: {finding.sentence}")
+    display(f"\n{finding.verdict}: {finding.sentence}")
     for place in finding.places:
-        print(f"  {short_path(place.file)}:{place.line} ({ranks_in_words(place.ranks, world)})")
-        print(f"      {place.text}")
-    print(f"  cure: {finding.cure}")
-    print(f"  page: tutorials/{finding.page}.md")
+        display(f"  {short_path(place.file)}:{place.line} ({ranks_in_words(place.ranks, world)})")
+        display(f"      {place.text}")
+    display(f"  cure: {finding.cure}")
+    display(f"  page: tutorials/{finding.page}.md")

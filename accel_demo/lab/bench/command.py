@@ -10,6 +10,7 @@ from types import ModuleType
 from accel_demo.errors import UserError
 from accel_demo.lab.output import write_outputs
 from accel_demo.options import Parser, command_parser
+from accel_demo.terminal import display
 
 BENCHMARKS = {
     "dataparallel": "images per second of nn.DataParallel and raw DDP on the same devices",
@@ -25,7 +26,7 @@ def main(arguments: list[str]) -> int:
 
 
 def make_parser() -> Parser:
-    names = "\n".join(f"  {name:13}{text}" for name, text in BENCHMARKS.items())
+    names = "\n".join(f"  {name:14}{text}" for name, text in BENCHMARKS.items())
     parser = Parser(
         f"{(__doc__ or '').strip()}\n\nbenchmarks:\n{names}",
         prog="accel-demo bench",
@@ -59,7 +60,7 @@ def run_benchmark(module: ModuleType, program: str, arguments: list[str]) -> Non
         raise UserError(f"--repeats must be at least 1, got {options.repeats}")
 
     report = module.measure(options)
-    print(report.text())
+    display(report.text())
     write_outputs(options, program.removeprefix("accel-demo "), report, type(report).draw)
 
 

@@ -16,14 +16,13 @@ replicas in two threads even on a CPU.
 
 from argparse import Namespace
 
-from tqdm import tqdm
-
 from accel_demo.config import MODELS, TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.lab.machine import usable_cores
 from accel_demo.lab.measurements import Report, Table
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool
 from accel_demo.options import Parser
+from accel_demo.progress_bar import ProgressBar
 from accel_demo.slow_imports import without_garbage_collection
 
 REPEATS = 9
@@ -67,7 +66,7 @@ def measure(options: Namespace) -> Report:
         pools = {PLAIN: alone, DATA_PARALLEL: threaded, DDP: pair}
         for name, pool in pools.items():  # not measured, because the first step imports modules
             pool.run(name, {**choices, "max_steps": 2, "batch_size": batch_sizes[name]})
-        for repeat in tqdm(range(options.repeats), desc="dataparallel", unit="repeat"):
+        for repeat in ProgressBar("dataparallel", "repeat", range(options.repeats)):
             for name in list(pools) if repeat % 2 else list(pools)[::-1]:
                 fields = {**choices, "batch_size": batch_sizes[name]}
                 result = pools[name].run(name, fields, warm_up=WARM_UP)

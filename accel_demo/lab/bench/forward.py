@@ -16,7 +16,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from tqdm import tqdm
 
 from accel_demo.anatomy import gil
 from accel_demo.anatomy.data_parallel.phases import DataParallel
@@ -27,6 +26,7 @@ from accel_demo.models import CLASSES, make_model
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.group import results_by_rank
 from accel_demo.processes.memory import keep_freed_memory
+from accel_demo.progress_bar import ProgressBar
 
 PROCESSES = 2
 STEPS = 2  # per measurement
@@ -141,7 +141,7 @@ def measure_on_rank(
     }
     seconds: dict[Case, list[float]] = {case: [] for case in cases}
     rounds = range(repeats + 1)  # the first one is warm-up
-    for repeat in tqdm(rounds, desc="forward", unit="repeat", disable=dist.get_rank() > 0):
+    for repeat in ProgressBar("forward", "repeat", rounds, is_shown=dist.get_rank() == 0):
         for case in random.Random(repeat).sample(cases, len(cases)):
             dist.barrier(quiet)
             if case in trainings:

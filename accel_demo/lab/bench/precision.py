@@ -9,14 +9,13 @@ weights, and train on the same images in turn, a few steps at a time.
 
 from argparse import Namespace
 
-from tqdm import tqdm
-
 from accel_demo.config import MODELS
 from accel_demo.errors import UserError
 from accel_demo.lab import machine
 from accel_demo.lab.measurements import Report, Table
 from accel_demo.options import Parser
 from accel_demo.processes.memory import keep_freed_memory
+from accel_demo.progress_bar import ProgressBar
 from accel_demo.slow_imports import without_garbage_collection
 
 REPEATS = 5
@@ -29,8 +28,9 @@ STEPS_OF_LARGE, BATCH_SIZE_OF_LARGE = 1, 32
 
 def add_options(parser: Parser) -> None:
     default = ["small_cnn", "resnet18"]
-    help = f"models to train (default: {' '.join(default)})"
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=default, help=help)
+    help = f"models to train, of {', '.join(MODELS)} (default: {' '.join(default)})"
+    choices = {"choices": MODELS, "metavar": "MODEL"}
+    parser.add_argument("--models", nargs="+", **choices, default=default, help=help)
     help = f"steps per turn (default: {STEPS}; {STEPS_OF_LARGE} for {', '.join(LARGE)})"
     parser.add_argument("--steps", type=int, metavar="N", help=help)
 
@@ -61,7 +61,7 @@ def measure(options: Namespace) -> Report:
             f"{model}: logits of the same weights differ from fp32's by {error:.0e} (bf16)"
         )
         speeds = {name: [] for name in SETTINGS}
-        for repeat in tqdm(range(options.repeats), desc=model, unit="repeat"):
+        for repeat in ProgressBar(model, "repeat", range(options.repeats)):
             for name in list(SETTINGS)[:: -1 if repeat % 2 else 1]:
                 speeds[name].append(trainings[name].images_per_second(steps))
         device = trainings["fp32"].device

@@ -25,6 +25,7 @@ from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
 from accel_demo.lab.output import write_outputs
 from accel_demo.options import Parser, command_parser
 from accel_demo.processes.cleanup import sigterm_raises
+from accel_demo.terminal import display
 
 KILLS, QUICK_KILLS = 5, 1
 STEPS_PER_EPOCH = 15
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted: all processes were stopped", file=sys.stderr)
         return 130
-    print(tables.summary(result))
+    display(tables.summary(result))
     write_outputs(options, "crash", result, tables.draw)
     return 0 if result.passed else 1
 
@@ -112,10 +113,10 @@ def crash(command: list[str], options, folder: Path) -> CrashResult:
     # An odd number of micro-batches, so that the last step of an epoch accumulates only one.
     samples = (2 * STEPS_PER_EPOCH - 1) * BATCH_SIZE * options.processes
     command = [*command, *TRAINING, "--epochs", str(epochs), "--train-samples", str(samples)]
-    print(f"{' '.join(command)}\n{total_steps} steps; training the uninterrupted run …", flush=True)
+    display(f"{' '.join(command)}\n{total_steps} steps; training the uninterrupted run …")
     with Launch(command, folder / "uninterrupted", options.processes) as uninterrupted:
         usual_seconds = uninterrupted.measure_phases()
-    print(f"trained in {uninterrupted.seconds():.0f} s", flush=True)
+    display(f"trained in {uninterrupted.seconds():.0f} s")
     kills = plan(options.kills, options.processes, options.seed, total_steps)
     launches: list[LaunchResult] = []
     first_start = time.monotonic()
@@ -129,7 +130,7 @@ def crash(command: list[str], options, folder: Path) -> CrashResult:
             start_up = launch.points[0][0] - launch.ranks_seen_at
             usual_seconds["start-up"] = min(usual_seconds["start-up"], start_up)
         launches.append(launch.result(launches, first_start))
-        print(tables.sentence(number, launches[-1]), flush=True)
+        display(tables.sentence(number, launches[-1]))
     return CrashResult(
         script=options.script,
         processes=options.processes,

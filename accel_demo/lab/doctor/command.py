@@ -12,12 +12,11 @@ For several machines, run the same command on each of them, with its --machine-r
 machines compare their code, versions, clocks and settings. Then they launch the test program.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from accel_demo.errors import UserError
+from accel_demo.errors import UserError, say
 from accel_demo.lab.course.originals import CONFIGS
 from accel_demo.lab.doctor import machines
 from accel_demo.lab.doctor.comparison import (
@@ -35,6 +34,7 @@ from accel_demo.lab.doctor.launches import LaunchFailed, flags_for, launch_plain
 from accel_demo.lab.doctor.notes import cannot_check, has_enough_gpus, notes_on_config
 from accel_demo.options import Parser
 from accel_demo.show import table
+from accel_demo.terminal import display
 from accel_demo.wording import counted
 
 
@@ -57,9 +57,9 @@ def main(arguments: list[str], clock: Callable[[], float] = time.time) -> int:
         return report_machine()
     config = read_config(options.config, machines.overrides() | given, options.num_processes)
     for note in notes_on_config(config):
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
     if reason := cannot_check(config):
-        print(f"doctor cannot check {reason}.")
+        display(f"doctor cannot check {reason}.")
         return 3
     if config.get("num_machines", 1) > 1:
         return machines.check_launch(options.config, config, options.join_timeout, clock)
@@ -95,16 +95,16 @@ def report_machine() -> int:
     from accel_demo.anatomy import devices
     from accel_demo.lab import machine
 
-    print(table(["this machine", "value"], devices.machine_rows()) + "\n")
-    print(table(["package", "version"], machine.version_rows()) + "\n")
-    print(table(["environment variable", "value"], machine.environment_rows()) + "\n")
+    display(table(["this machine", "value"], devices.machine_rows()) + "\n")
+    display(table(["package", "version"], machine.version_rows()) + "\n")
+    display(table(["environment variable", "value"], machine.environment_rows()) + "\n")
     files, gpus = sorted(CONFIGS.glob("*.yaml")), torch.accelerator.device_count()
     if files:
         rows = [[file.name, *fit_of(file, gpus)] for file in files]
-        print(table(["launch config", "starts", "fits this machine"], rows))
+        display(table(["launch config", "starts", "fits this machine"], rows))
     else:
-        print("Launch configs: there is no folder accelerate_configs/ next to the package.")
-        print("The folder is part of the repository, but not of an installed package.")
+        display("Launch configs: there is no folder accelerate_configs/ next to the package.")
+        display("The folder is part of the repository, but not of an installed package.")
     return 0
 
 
@@ -133,19 +133,19 @@ def check_launch(path: Path, config: dict) -> int:
     uses_gloo = promise.backend == "gloo" or not has_enough_gpus(config)
     if promise.processes > 1 and uses_gloo and (problem := problem_of_interfaces()):
         raise UserError(problem)
-    print(f"launching a test program with {path} (about 20 seconds) …", file=sys.stderr, flush=True)
+    say(f"launching a test program with {path} (about 20 seconds) …")
     try:
         answers = launch_probe(path, flags=flags_for(config))
     except LaunchFailed as failure:
         lines = [f"the launch failed: {failure}", *failure_fix(config, promise)]
-        print("\n".join(lines), file=sys.stderr)
+        say("\n".join(lines))
         return 1
     cells = {0: obtained_cells(answers)}
     different = print_comparison(path, ["", "promised", "obtained"], promised_cells(promise), cells)
     for names, fix in fixes(config, promise, answers, different.get(0, [])):
-        print(f"Not as promised: {', '.join(names)}")
-        print("\n".join(f"  {line}" for line in fix))
+        display(f"Not as promised: {', '.join(names)}")
+        display("\n".join(f"  {line}" for line in fix))
     if promise.kind != "DeepSpeed":  # without GPUs, it first compiles code for minutes
         plain = launch_plain(path, answers, flags_for(config))
-        print("\n".join(plain_words(answers, plain)))
+        display("\n".join(plain_words(answers, plain)))
     return 1 if different else 0

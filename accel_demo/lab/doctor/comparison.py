@@ -10,6 +10,7 @@ from accel_demo.lab.doctor.launch_config import (
 )
 from accel_demo.lab.doctor.notes import has_enough_gpus, parallelism_of
 from accel_demo.show import table
+from accel_demo.terminal import display
 from accel_demo.wording import counted
 
 SETTINGS_FIX = [
@@ -65,14 +66,14 @@ def print_comparison(
     machine, or an empty dict if there are none.
     """
     rows = list(zip(ROWS, promised, *obtained.values(), strict=True))
-    print(f"{path}\n\n{table(columns, rows)}\n")
+    display(f"{path}\n\n{table(columns, rows)}\n")
     different = {
         machine: [row[0] for row, cell in zip(rows, cells, strict=True) if cell != row[1]]
         for machine, cells in obtained.items()
     }
     if any(different.values()):
         return different
-    print("Everything is as promised.")
+    display("Everything is as promised.")
     return {}
 
 

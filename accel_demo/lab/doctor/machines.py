@@ -8,7 +8,6 @@ different: each machine prints what concerns itself.
 import hashlib
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from importlib import metadata
@@ -35,6 +34,7 @@ from accel_demo.lab.doctor.launches import TIME_LIMIT, LaunchFailed, flags_for, 
 from accel_demo.lab.doctor.meeting import MeetingPoint, join_meeting
 from accel_demo.processes.environment import number_in
 from accel_demo.show import table
+from accel_demo.terminal import display
 
 JOIN_TIMEOUT = 60  # seconds to wait for the other machines
 ANSWER_TIMEOUT = 30  # seconds to wait for them again, while all of them do the same
@@ -78,9 +78,9 @@ def check_launch(path: Path, config: dict, join_timeout: float, clock: Callable)
         rows = [
             [one["rank"], one["host"], one["address"], clock_words(one["clock"])] for one in facts
         ]
-        print(table(["machine", "host name", "address", "clock"], rows) + "\n", flush=True)
+        display(table(["machine", "host name", "address", "clock"], rows) + "\n")
         for note in notes_on(facts):
-            print(f"{note}\n", flush=True)
+            display(f"{note}\n")
         others = targets(facts, rank, address)
         attempt = {"rank": rank, "unreachable": unreachable_among(others)}
         attempts = meeting.exchange(attempt, ANSWER_TIMEOUT)
@@ -91,7 +91,7 @@ def check_launch(path: Path, config: dict, join_timeout: float, clock: Callable)
         names = {one["rank"]: name_of(one) for one in facts}
         reports = meeting.exchange(report_of(rank, path, config), TIME_LIMIT + ANSWER_TIMEOUT)
         if failures := failures_in(reports, names):
-            print("\n".join(failures), file=sys.stderr)
+            say("\n".join(failures))
             return 1
         every, plain_reports = answers_in(reports), reports
         everyone = [answer for answers in every.values() for answer in answers]
@@ -101,7 +101,7 @@ def check_launch(path: Path, config: dict, join_timeout: float, clock: Callable)
     code = compare(path, config, promise, every, rank, names)
     failures = failures_in(plain_reports, names)
     plain = [answer for answers in answers_in(plain_reports).values() for answer in answers]
-    print("\n".join(plain_words(everyone, failures[0] if failures else plain)))
+    display("\n".join(plain_words(everyone, failures[0] if failures else plain)))
     return code
 
 
@@ -306,8 +306,8 @@ def compare(
     differences = print_comparison(path, columns, promised, obtained)
     for number, different in differences.items():
         if different:
-            print(f"Not as promised on {names[number]}: {', '.join(different)}")
+            display(f"Not as promised on {names[number]}: {', '.join(different)}")
         if number == rank:
             for _, lines in fixes(config, on_one, every[number], different):
-                print("\n".join(f"  {line}" for line in lines))
+                display("\n".join(f"  {line}" for line in lines))
     return 1 if differences else 0

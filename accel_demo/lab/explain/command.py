@@ -17,6 +17,7 @@ from pathlib import Path
 from accel_demo.errors import UserError
 from accel_demo.lab.explain.catalog import messages, pitfalls, places_of
 from accel_demo.options import Parser
+from accel_demo.terminal import display
 from accel_demo.wording import counted, listed
 
 LONGEST = 160  # characters of a line of the log that are printed
@@ -50,18 +51,18 @@ def main(arguments: list[str]) -> int:
     found = explain(text)
     faults = [each for each in found if not each.row.get("harmless")]
     for number, each in enumerate(faults):
-        print("\n" * bool(number) + "\n".join(described(each)))
+        display("\n" * bool(number) + "\n".join(described(each)))
     if faults and (unknown := earlier_error(text, faults[0].start)):
         number, line = unknown
-        print(
+        display(
             f"\nline {number}: {printable(line)}\n  The course doesn't explain this error, which "
             "comes first and may be the cause of the others."
         )
     for each in found:
         if each not in faults:
-            print(f"harmless: line {each.lines[0]}: {each.row['means']}")
+            display(f"harmless: line {each.lines[0]}: {each.row['means']}")
     if not faults:
-        print(
+        display(
             f"No {'other ' * bool(found)}line contains a message that the course explains. "
             "If the results are wrong, or the program hangs, run: accel-demo audit -- COMMAND"
         )

@@ -18,6 +18,7 @@ from accel_demo.lab.lr.rules import BATCH, LOSSES
 from accel_demo.lab.output import write_outputs
 from accel_demo.options import Parser, command_parser
 from accel_demo.slow_imports import without_garbage_collection
+from accel_demo.terminal import display, reflowed
 from accel_demo.wording import counted
 
 SAMPLES, QUICK_SAMPLES = 2048, 1024
@@ -35,8 +36,11 @@ def main(arguments: list[str]) -> int:
     rows = compare_rules(counts, samples, options.learning_rate, seeds)
     *fewer, most = counts
     connected = f"{', '.join(map(str, fewer))} and {most} connected processes"
-    print(f"{connected}; every run sees the same {samples} images once; {counted(seeds, 'seed')}\n")
-    print(tables.text(rows))
+    display(
+        f"{connected}; every run sees the same {samples} images once; {counted(seeds, 'seed')}\n"
+    )
+    display(tables.text(rows))
+    display(reflowed(tables.LEGEND))
     write_outputs(options, "lr", LearningRateResult(samples, seeds, rows), tables.draw)
     return 0
 

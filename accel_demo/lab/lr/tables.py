@@ -26,8 +26,8 @@ ONE_PROCESS = {"color": "#b8bec5", "linewidth": 6, "solid_capstyle": "butt"}  # 
 
 
 def text(rows: list[LearningRateRow]) -> str:
-    """Return the table, with an explanation of its columns."""
-    return f"{table(HEAD, [cells_of(row) for row in rows])}\n{LEGEND}"
+    """Return the table. `LEGEND` explains its columns."""
+    return table(HEAD, [cells_of(row) for row in rows])
 
 
 def cells_of(row: LearningRateRow) -> list:

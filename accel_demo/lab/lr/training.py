@@ -7,7 +7,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from accel_demo.batches import loader_options
 from accel_demo.config import TrainConfig
@@ -16,6 +15,7 @@ from accel_demo.lab.lr.rules import BATCH, LOSSES, TEST_IMAGES, ScalingRule
 from accel_demo.models import make_model
 from accel_demo.optimizer import make_optimizer, make_scheduler
 from accel_demo.processes.devices import use_cpu
+from accel_demo.progress_bar import ProgressBar
 from accel_demo.wording import counted
 
 
@@ -42,9 +42,9 @@ def train_with_rules(
 
     Every process of the group must call this.
     """
-    name = f"on {counted(dist.get_world_size(), 'process')}"
+    name = f"training on {counted(dist.get_world_size(), 'process')}"
     runs = [(rule, seed) for seed in range(seeds) for rule in rules]
-    bar = tqdm(runs, desc=name, unit="run", leave=False, disable=dist.get_rank() > 0)
+    bar = ProgressBar(name, "run", runs, leave=False, is_shown=dist.get_rank() == 0)
     return [train(rule, samples, learning_rate, seed) for rule, seed in bar]
 
 

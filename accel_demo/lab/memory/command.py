@@ -32,6 +32,7 @@ from accel_demo.lab.observed.observation import (
 from accel_demo.lab.output import write_outputs
 from accel_demo.options import Parser, command_parser
 from accel_demo.slow_imports import without_garbage_collection
+from accel_demo.terminal import display
 
 BATCH_SIZE, QUICK_BATCH_SIZE = 32, 2  # images per device
 OPTIMIZER, QUICK_OPTIMIZER = "adamw", "sgd"
@@ -50,9 +51,9 @@ def main(arguments: list[str]) -> int:
     result = measure_and_predict(
         options.model, options.optimizer, options.processes, options.batch_size
     )
-    print(tables.text(result))
+    display(tables.text(result))
     if options.guess is not None:
-        print(f"\n{comparison(options.guess, bytes_per_parameter(result), ' bytes')}")
+        display(f"\n{comparison(options.guess, bytes_per_parameter(result), ' bytes')}")
     write_outputs(options, "memory", result, tables.draw)
     return 0
 
@@ -65,9 +66,9 @@ def main_of_script(arguments: list[str]) -> int:
     if options.devices is not None and not 2 <= options.devices <= 100_000:
         raise UserError(f"--devices must be from 2 to 100000, got {options.devices}")
     result = own.measure_script(options)
-    print(own.as_text(result))
+    display(own.as_text(result))
     if options.guess is not None:
-        print(f"\n{comparison(options.guess, own.bytes_per_parameter(result), ' bytes')}")
+        display(f"\n{comparison(options.guess, own.bytes_per_parameter(result), ' bytes')}")
     write_outputs(options, "memory", result, tables.draw_own, of_script=True)
     return 0
 

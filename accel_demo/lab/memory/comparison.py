@@ -1,7 +1,5 @@
 """Measure the memory of a training step with each strategy, and compare it with the formulas."""
 
-from tqdm import tqdm
-
 from accel_demo.anatomy import gil
 from accel_demo.lab.memory.formula import KINDS, STRATEGIES, Bytes
 from accel_demo.lab.memory.measure import ProcessMemory, measure_each
@@ -10,6 +8,7 @@ from accel_demo.lab.memory.result import MemoryResult, MemoryRow
 from accel_demo.processes.devices import own_device
 from accel_demo.processes.group import PRELOADED, results_by_rank
 from accel_demo.processes.launch import start_preloading
+from accel_demo.progress_bar import ProgressBar
 
 
 def measure_and_predict(
@@ -18,7 +17,7 @@ def measure_and_predict(
     """Measure a training step with each strategy, and compare the memory with the formulas."""
     choices = (model, optimizer, processes, batch_size)
     data_parallel, *distributed = STRATEGIES
-    with tqdm(total=len(STRATEGIES), desc="measuring", unit="strategy", leave=False) as bar:
+    with ProgressBar("measuring", "strategy", total=len(STRATEGIES), leave=False) as bar:
         # Import torch for the other processes while this process measures nn.DataParallel.
         start_preloading(PRELOADED)
         with gil.one_torch_thread():

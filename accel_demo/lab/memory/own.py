@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-import textwrap
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,6 +17,7 @@ from accel_demo.lab.observed.ranks import Rank
 from accel_demo.lab.output import MeasuredFinding
 from accel_demo.observer.agent import MEASURED_STEPS
 from accel_demo.show import table
+from accel_demo.terminal import fill
 from accel_demo.wording import byte_size, counted
 
 STEPS, QUICK_STEPS = 12, 6
@@ -271,8 +271,8 @@ def as_text(result: OwnMemoryResult) -> str:
         else "",
         f"MiB on each of {result.devices} devices, by formula (--devices N for another number):",
         table(["strategy", *KINDS, "peak"], formula),
-        textwrap.fill(LEFT_OUT, 100),
-        *[f"**{textwrap.fill(finding.text, 96)}**" for finding in result.findings],
+        fill(LEFT_OUT, 100),
+        *[f"**{fill(finding.text, 96)}**" for finding in result.findings],
     ]
     return "\n\n".join(filter(None, parts))
 

@@ -18,7 +18,6 @@ networks are removed.
 import os
 import re
 import shlex
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
@@ -32,6 +31,7 @@ from accel_demo.lab.nodes.supervisor import NodeEvent, Supervisor
 from accel_demo.options import Parser
 from accel_demo.processes.cleanup import sigterm_raises
 from accel_demo.processes.launch import free_port
+from accel_demo.terminal import display
 
 MOST_NODES = 8
 # A number with a unit, which is not a text that a node prints
@@ -197,7 +197,7 @@ def enter_network(options, stack: ExitStack) -> Loopback | Cables:
         except Unavailable as reason:
             if flag := flag_that_needs_namespaces(options):
                 raise UserError(f"{flag} does not work here: {reason}") from None
-            print(f"using loopback: {reason}", file=sys.stderr)
+            say(f"using loopback: {reason}")
     return Loopback()
 
 
@@ -214,7 +214,7 @@ def print_commands(node: Node, commands: list[tuple[list[str], dict]]) -> None:
     line = f"node {node.rank} ({address}): {shlex.join(commands[0][0])}"
     if len(commands) > 1:
         line += f"  # ranks {', '.join(variables['RANK'] for _, variables in commands)}"
-    print(line, flush=True)
+    display(line)
 
 
 def print_findings(nodes: list[Node], network: Loopback | Cables, code: int) -> None:
@@ -228,7 +228,7 @@ def print_findings(nodes: list[Node], network: Loopback | Cables, code: int) -> 
     if is_set_by_us and findings.have_plain_accelerators(states) and not has_gpu():
         lines.append(CLONES_WITHOUT_GPUS)
     for line in lines:
-        print(f"--- {line}", flush=True)
+        display(f"--- {line}")
 
 
 def has_gpu() -> bool:

@@ -9,6 +9,7 @@ from accel_demo.errors import say
 from accel_demo.lab.cables import Cables, Loopback
 from accel_demo.lab.nodes import findings
 from accel_demo.lab.nodes.node import Node, NodeReport
+from accel_demo.terminal import display
 
 FAILURE_TIMEOUT = 30  # seconds that the other nodes may continue after a node has failed
 STOP_TIMEOUT = 30  # seconds to save a checkpoint after Ctrl-C
@@ -81,7 +82,7 @@ class Supervisor:
         silent = time.monotonic() - max(node.printed_at for node in self.nodes)
         if silent > self.silence:
             line = findings.while_silent([node.look() for node in self.nodes], silent)
-            print(f"--- {line}", flush=True)
+            display(f"--- {line}")
             self.silence = 2 * silent
 
     def running_nodes(self) -> list[Node]:
@@ -133,7 +134,7 @@ class Supervisor:
             node.send_order("start again")
             self.codes[node.rank] = None
             text = f"node {node.rank} is started again"
-        print(f"--- {text}", flush=True)
+        display(f"--- {text}")
 
     def drop_events(self) -> None:
         """Forget the events that have not happened, and print why they have not."""
@@ -154,7 +155,7 @@ class Supervisor:
         Return the exit code of a program that Ctrl-C has stopped.
         """
         if waiting := findings.waiting([node.look() for node in self.nodes]):
-            print(f"--- {waiting}", flush=True)
+            display(f"--- {waiting}")
         say(f"\nstopping all nodes (at most {STOP_TIMEOUT} s; press Ctrl-C again to kill them)")
         for node in self.running_nodes():
             node.send_order("stop")

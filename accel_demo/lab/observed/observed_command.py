@@ -56,6 +56,7 @@ class ObservedCommand:
         self.steps: dict[Path, int] = {}
         self.keeper: subprocess.Popen | None = None
         self.not_restored: dict[str, str] = {}  # maps files to the reasons
+        self.shown = 0  # characters of the progress that are on the terminal
 
     def run(self) -> dict:
         """Run the command to its end. Return the keeper's result."""
@@ -64,6 +65,7 @@ class ObservedCommand:
             try:
                 self.start_keeper()
                 self.follow()
+                self.erase_progress()
                 return self.end()
             except BaseException:
                 self.end()
@@ -143,9 +145,16 @@ class ObservedCommand:
         steps = counted(max(self.steps.values(), default=0), "optimizer step")
         line = f"{seconds:3.0f} s, {steps}"
         if sys.stderr.isatty():
-            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+            self.erase_progress()
+            print(line, end="", file=sys.stderr, flush=True)
+            self.shown = len(line)
         elif seconds > 5 and round(seconds) % 10 == 0:
             say(line)
+
+    def erase_progress(self) -> None:
+        """Erase the line about the progress from a terminal, so that the next text replaces it."""
+        print(f"\r{' ' * self.shown}\r" * bool(self.shown), end="", file=sys.stderr, flush=True)
+        self.shown = 0
 
     def last_event(self) -> float:
         """Return the time of the last event of any rank, or infinity if there is none."""
@@ -244,5 +253,6 @@ class ObservedCommand:
     def warn(self, line: str, rank: Rank) -> None:
         file = self.folder / f"{rank.pid}.jsonl"
         if line not in self.outside:
+            self.erase_progress()
             say(line)
         self.outside[line] = file, file.stat().st_size

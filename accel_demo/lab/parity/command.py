@@ -34,6 +34,7 @@ from accel_demo.lab.parity import own, tables
 from accel_demo.lab.parity.pairs import ParityResult, plan
 from accel_demo.options import Parser, command_parser
 from accel_demo.slow_imports import without_garbage_collection
+from accel_demo.terminal import display
 
 STEPS, QUICK_STEPS = 8, 4
 PEAK_LEARNING_RATE = {"sgd": 0.1, "adamw": 0.01, "adam": 0.01}
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
         environments = train_all([*runs], config, Path(folder))
         rows = compare_pairs(pairs, config, environments, Path(folder))
     result = ParityResult(config, environments[pairs[0].first]["device"], rows)
-    print(tables.text(result))
+    display(tables.text(result))
     write_outputs(options, "parity", result, tables.draw)
     return int(bool(result.findings))
 
@@ -69,7 +70,7 @@ def main_of_script(arguments: list[str]) -> int:
     options = read_command(parser, arguments, "parity")
     refuse_options(parser, arguments[: -len(options.command)], OURS)
     result = own.compare_script(options)
-    print(own.as_text(result))
+    display(own.as_text(result))
     write_outputs(options, "parity", result, tables.draw_own, of_script=True)
     return int(result.kind is not None)
 

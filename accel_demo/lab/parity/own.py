@@ -2,7 +2,6 @@
 
 import copy
 import shlex
-import textwrap
 from dataclasses import dataclass
 
 from accel_demo.errors import UserError, say
@@ -16,6 +15,7 @@ from accel_demo.lab.parity.steps import ComparedStep, StepsOfRun, compare_step
 from accel_demo.observer.limits import BATCHES, EPOCHS, STEPS
 from accel_demo.observer.parity import FACTOR, ORDER
 from accel_demo.show import table
+from accel_demo.terminal import fill
 from accel_demo.wording import counted
 
 ALL_EPOCHS = str(10**6)  # record all samples, and end the run after the steps, not after epochs
@@ -199,6 +199,6 @@ def as_text(result: OwnParityResult) -> str:
             f"1 process{more}: {shlex.join(result.single_command_line)}",
             "Both runs begin with the same seed and shuffle in the same order. Dropout is off.",
             table(head, rows),
-            f"**{textwrap.fill(result.text, 96)}**",
+            f"**{fill(result.text, 96)}**",
         ]
     )

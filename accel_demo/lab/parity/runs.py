@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import sys
 import threading
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -16,6 +15,7 @@ from accel_demo.config import TrainConfig
 from accel_demo.lab.parity.pairs import ParityRun
 from accel_demo.processes.environment import rank_environment
 from accel_demo.processes.launch import free_port, spawn
+from accel_demo.progress_bar import ProgressBar
 
 
 def train_all(runs: list[ParityRun], config: TrainConfig, folder: Path) -> dict[ParityRun, dict]:
@@ -45,7 +45,7 @@ def _train(runs: list[ParityRun], ports: list[int], config: TrainConfig, folder:
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     _make_deterministic(processes)
     tqdm.set_lock(threading.RLock())  # the default lock leaks a semaphore if the process is killed
-    bar = tqdm(total=len(runs), desc="training", unit="run", disable=rank > 0, file=sys.stderr)
+    bar = ProgressBar("training", "run", total=len(runs), is_shown=rank == 0)
     for run, port in zip(runs, ports, strict=True):
         if rank >= run.processes:
             continue

@@ -35,6 +35,7 @@ from accel_demo.lab.scaling import own, tables
 from accel_demo.lab.scaling.result import ScalingResult
 from accel_demo.options import Parser, command_parser
 from accel_demo.slow_imports import without_garbage_collection
+from accel_demo.terminal import display
 
 REPEATS, QUICK_REPEATS = 9, 2
 STEPS, QUICK_STEPS = 20, 3  # optimizer steps per training run, including the warm-up
@@ -56,9 +57,9 @@ def main(arguments: list[str]) -> int:
         from accel_demo.lab.scaling.measurement import measure
 
     result = measure(options, counts, steps)
-    print(tables.text(result))
+    display(tables.text(result))
     if options.guess is not None:
-        print(f"\n{comparison(options.guess, speedup_on_two(result), '×')}")
+        display(f"\n{comparison(options.guess, speedup_on_two(result), '×')}")
     write_outputs(options, "scaling", result, tables.draw)
     return 0
 
@@ -69,9 +70,9 @@ def main_of_script(arguments: list[str]) -> int:
     options = read_command(parser, arguments, "scaling")
     refuse_options(parser, arguments[: -len(options.command)], OURS)
     result = own.measure_script(options)
-    print(tables.text_of_script(result))
+    display(tables.text_of_script(result))
     if options.guess is not None:
-        print(f"\n{comparison(options.guess, result.rows[1].median_speedup, '×')}")
+        display(f"\n{comparison(options.guess, result.rows[1].median_speedup, '×')}")
     write_outputs(options, "scaling", result, tables.draw_own, of_script=True)
     return 0
 

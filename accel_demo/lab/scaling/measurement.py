@@ -5,7 +5,6 @@ import random
 import statistics
 
 import torch
-from tqdm import tqdm
 
 from accel_demo.anatomy import gil
 from accel_demo.anatomy.devices import usable_cores
@@ -22,6 +21,7 @@ from accel_demo.lab.scaling.result import (
     scaling_rows,
 )
 from accel_demo.lab.worker_pool import ON_CPU, WorkerPool, WorkerResult
+from accel_demo.progress_bar import ProgressBar
 
 
 def measure(options, counts: list[int], steps: int) -> ScalingResult:
@@ -35,7 +35,7 @@ def measure(options, counts: list[int], steps: int) -> ScalingResult:
     ):
         # Workers import some modules in their first step, so let them train once before measuring.
         first_run = train(pool, cases[-1], options.model, steps=2)
-        with tqdm(total=options.repeats * len(cases), desc="scaling", unit="run") as bar:
+        with ProgressBar("scaling", "run", total=options.repeats * len(cases)) as bar:
             for repeat in range(options.repeats):
                 for case in random.Random(repeat).sample(cases, len(cases)):
                     training = train(pool, case, options.model, steps)

@@ -3,7 +3,6 @@
 import math
 import shlex
 import statistics
-import textwrap
 from pathlib import Path
 
 from accel_demo.lab import hosts, load
@@ -13,6 +12,7 @@ from accel_demo.lab.scaling.fit import LAWS, SerialShareFit
 from accel_demo.lab.scaling.own import SKIPPED, OwnScalingResult, OwnScalingRow
 from accel_demo.lab.scaling.result import GilRow, ScalingResult, ScalingRow
 from accel_demo.show import COLORS, new_figure, save, table
+from accel_demo.terminal import fill
 from accel_demo.wording import counted
 
 NOTHING = (math.nan, math.nan)  # error bars that are not drawn
@@ -195,7 +195,7 @@ def text_of_script(result: OwnScalingResult) -> str:
         f"medians of {counted(len(result.rows[0].speedups), 'run')} each, in random order; "
         f"the first {SKIPPED} steps of a run do not count",
         table(head, rows),
-        textwrap.fill(kind_of(result), 96),
+        fill(kind_of(result), 96),
     ]
     return "\n\n".join([*parts, *(f"**{finding.text}**" for finding in result.findings)])
 

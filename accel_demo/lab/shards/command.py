@@ -16,7 +16,6 @@ the same number of batches, but some samples are read twice, and a metric must n
 samples twice.
 """
 
-import textwrap
 from pathlib import Path
 
 from accel_demo.errors import UserError
@@ -46,6 +45,7 @@ from accel_demo.observer.limits import BATCHES, EPOCHS
 from accel_demo.options import Parser, command_parser
 from accel_demo.show import save
 from accel_demo.slow_imports import without_garbage_collection
+from accel_demo.terminal import display, fill
 
 QUICK_EPOCHS = 2
 # After so many batches, a pass over a stream ends; one over a dataset, if it has twice as many.
@@ -73,19 +73,19 @@ def main(arguments: list[str]) -> int:
     preloaded = ("torch", read_all.__module__)  # without torch._dynamo, which only optimizers need
     settings = settings_of(options)
     result, *_ = results_by_rank(read_all, options.processes, settings, preloaded=preloaded)
-    print(f"{tables.headline(result)}\n")
-    print(tables.reading_table(result.loaders))
+    display(f"{tables.headline(result)}\n")
+    display(tables.reading_table(result.loaders))
     if any(loader.gather for loader in result.loaders):
-        print("\nSamples that a metric counts in an epoch:\n")
-        print(tables.metric_table(result.loaders))
+        display("\nSamples that a metric counts in an epoch:\n")
+        display(tables.metric_table(result.loaders))
     for loader in result.loaders:
         if loader.gather is None:
             reason = explain_uneven_batches(loader.epochs[0].batches)
             text = f"{loader.name}: {reason}"
-            print(f"\n{textwrap.fill(text, 100, break_on_hyphens=False)}")
+            display(f"\n{fill(text, 100, break_on_hyphens=False)}")
     if options.guess is not None:
         duplicates = len(result.loaders[-1].epochs[0].more_than_once)
-        print(f"\n{comparison(options.guess, duplicates, ' samples')}")
+        display(f"\n{comparison(options.guess, duplicates, ' samples')}")
     write_outputs(options, "shards", result, draw)
     return 0
 
@@ -117,15 +117,17 @@ def main_of_script(arguments: list[str]) -> int:
         for text in loader.findings
     ]
     result = OwnShardsResult(world, options.command, evidence.exit_code, loaders, findings)
-    print(tables.headline_of_script(result, len(evidence.ranks)))
+    display(tables.headline_of_script(result, len(evidence.ranks)))
     for loader in loaders:
-        print(f"\n{tables.describe(loader)}\n\n{tables.reading_table([loader], with_names=False)}")
+        display(
+            f"\n{tables.describe(loader)}\n\n{tables.reading_table([loader], with_names=False)}"
+        )
         for finding in loader.findings:
-            print(f"\n**{textwrap.fill(finding, 96, break_on_hyphens=False)}**")
+            display(f"\n**{fill(finding, 96, break_on_hyphens=False)}**")
     if options.guess is not None:
         training = [loader for loader in loaders if loader.trains] or loaders
         duplicates = len(training[-1].epochs[0].more_than_once)
-        print(f"\n{comparison(options.guess, duplicates, ' samples')}")
+        display(f"\n{comparison(options.guess, duplicates, ' samples')}")
     write_outputs(options, "shards", result, draw, of_script=True)
     return int(bool(findings))
 

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from accel_demo.anatomy.shards import loader_of_accelerate, loader_of_torch
 from accel_demo.lab.shards.result import (
@@ -19,17 +18,18 @@ from accel_demo.lab.shards.result import (
 )
 from accel_demo.processes.connect import gather_objects
 from accel_demo.processes.devices import use_cpu
+from accel_demo.progress_bar import ProgressBar
 
 
 def read_all(device: torch.device, loaders: list[LoaderSettings]) -> ShardsResult:
     """Return which samples each rank reads. All ranks must call this, and get the same result."""
     total = sum(settings.epochs for settings in loaders)
-    with tqdm(total=total, desc="reading", unit="epoch", disable=dist.get_rank() > 0) as bar:
+    with ProgressBar("reading", "epoch", total=total, is_shown=dist.get_rank() == 0) as bar:
         reads = [read_with(device, settings, bar) for settings in loaders]
     return ShardsResult(dist.get_world_size(), f"{device.type} ({dist.get_backend()})", reads)
 
 
-def read_with(device: torch.device, settings: LoaderSettings, bar: tqdm) -> LoaderReads:
+def read_with(device: torch.device, settings: LoaderSettings, bar: ProgressBar) -> LoaderReads:
     """Read all epochs with one loader on this rank, and collect the batches of all ranks."""
     epochs = list(zip(*gather_objects(read_epochs(settings, bar)), strict=True))
     sizes = [[len(batch) for batch in batches] for batches in epochs[0]]
@@ -42,7 +42,7 @@ def read_with(device: torch.device, settings: LoaderSettings, bar: tqdm) -> Load
     return LoaderReads(settings.name, settings.samples, settings, reads, **gathered)
 
 
-def read_epochs(settings: LoaderSettings, bar: tqdm) -> list[Batches]:
+def read_epochs(settings: LoaderSettings, bar: ProgressBar) -> list[Batches]:
     """Return the batches that this rank reads in each epoch.
 
     Until all batches are read, only the loader itself may call collectives. Others could hang,

@@ -42,6 +42,7 @@ from accel_demo.lab.timeline.tables import as_text
 from accel_demo.options import Parser, command_parser
 from accel_demo.show import save
 from accel_demo.slow_imports import without_garbage_collection
+from accel_demo.terminal import display
 
 REPEATS = 9  # profiled runs of each bucket size, if there are several sizes
 MOST_STEPS = 100  # a limit, because each profiled step has thousands of events
@@ -77,14 +78,14 @@ def main_of_script(arguments: list[str]) -> int:
 
 def show(result: TimelineResult, traces: dict[str, list[dict]], options) -> None:
     """Print the result, and write the files."""
-    print(as_text(result))
+    display(as_text(result))
     warn("timeline")
     if options.guess is not None:
         hidden = 100 * fmean(rank.hidden_share for rank in result.ranks)
-        print(f"\n{comparison(options.guess, hidden, '%')}")
+        display(f"\n{comparison(options.guess, hidden, '%')}")
     paths = write(result, traces, options)
-    print(f"\nwrote {', '.join(map(str, paths))}")
-    print("open trace.json in https://ui.perfetto.dev or chrome://tracing")
+    display(f"\nwrote {', '.join(map(str, paths))}")
+    display("open trace.json in https://ui.perfetto.dev or chrome://tracing")
 
 
 def make_parser() -> Parser:

@@ -15,7 +15,6 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.profiler import record_function
-from tqdm import tqdm
 
 from accel_demo import train
 from accel_demo.config import TrainConfig
@@ -23,6 +22,7 @@ from accel_demo.lab.hosts import own_network
 from accel_demo.lab.timeline.clocks import clock_ahead
 from accel_demo.lab.timeline.result import RankProfile
 from accel_demo.observer import tracing
+from accel_demo.progress_bar import ProgressBar
 
 # DDP's default. It is not passed to DDP, so that DDP limits the first bucket to 1 MiB.
 DDP_BUCKET_MB = 25
@@ -47,7 +47,8 @@ def profile_runs(
     clocks: Any = dist.new_group(backend="gloo")  # not NCCL, because the times are CPU tensors
     tracing.observe_torch(torch)
     profiles = []
-    for number, run in enumerate(tqdm(runs, unit="run", disable=dist.get_rank() > 0)):
+    bar = ProgressBar("profiling", "run", runs, is_shown=dist.get_rank() == 0)
+    for number, run in enumerate(bar):
         profiles.append(profile_run(run, number, folder, clocks))
         AcceleratorState._reset_state(reset_partial_state=True)  # for the next run
         GradientState._reset_state()

@@ -1,12 +1,11 @@
 """Describe a timeline in sentences and tables, for the terminal and the HTML page."""
 
-import textwrap
-
 from accel_demo.lab import hosts, load
 from accel_demo.lab.measurements import interval_text
 from accel_demo.lab.timeline.result import TimelineResult
 from accel_demo.lab.timeline.straggler import LEAST_MS, STEPS_NEEDED
 from accel_demo.show import table
+from accel_demo.terminal import fill
 from accel_demo.wording import counted, duration
 
 LATE_SHARE = 0.05  # of a step; a rank that is less late is not worth a sentence
@@ -15,7 +14,7 @@ WHAT_IS_LATE = "late: how much later than the first rank this rank starts a coll
 
 def as_text(result: TimelineResult) -> str:
     """Return the result as text for the terminal."""
-    verdicts = "\n".join(f"**{textwrap.fill(text, 96)}**" for text in verdict(result))
+    verdicts = "\n".join(f"**{fill(text, 96)}**" for text in verdict(result))
     parts = [
         result.description,
         f"milliseconds per step (medians of {counted(len(result.ranks[0].steps), 'step')}):",

@@ -120,7 +120,7 @@ def main(options):
         set_seed(1000 * epoch, device_specific=True)
         model.train()
         losses = []
-        for batch in tqdm(train_loader, disable=not accelerator.is_main_process):
+        for batch in tqdm(train_loader, disable=None if accelerator.is_main_process else True):
             with accelerator.accumulate(model):
                 loss = F.cross_entropy(model(batch["rows"], batch["length"]), batch["label"])
                 accelerator.backward(loss)

@@ -37,6 +37,7 @@ from accel_demo.lab.course.originals import ORIGINALS
 from accel_demo.options import Parser
 from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
 from accel_demo.processes.launch import run_to_end
+from accel_demo.terminal import columns, fitted
 from accel_demo.wording import counted
 
 TIME_LIMIT = 120  # seconds for one run of an answer; enough even on a busy machine
@@ -202,9 +203,12 @@ def verdict(file: str, judge: Callable[[], str]) -> int:
 
 
 def _print(text: str, stream) -> None:
-    """Print the text. If the reader has closed the pipe, as `| head` does, discard it."""
+    """Print the text, wrapped on a terminal.
+
+    If the reader has closed the pipe, as `| head` does, discard it.
+    """
     try:
-        print(text, end="", file=stream, flush=True)
+        print(fitted(text, columns(stream)), end="", file=stream, flush=True)
     except BrokenPipeError:
         # Otherwise Python tries again at exit, and changes the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
