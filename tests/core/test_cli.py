@@ -28,7 +28,12 @@ WRONG_VALUES = {
     "bench": "nonsense",
     "bench dataparallel": "--global-batch 3",
     "bench precision": "--steps 0",
-    "check": "10 --hint first",
+    "init": "accel_demo",
+    "next": "now",
+    "check": "10 --file no/such/file.py",
+    "hint": "10 3",
+    "reset": "99",
+    "answer": "99",
     "help": "nonsense",
     "completion": "nonsense",
 }
