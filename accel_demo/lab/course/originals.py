@@ -15,7 +15,7 @@ README = Path(__file__).with_name("README.md")
 TRAIN_FILES = ("train.py", "train_plain.py", "train_dp.py", "train_ddp.py")
 # What only generates or tests the pages, and what would give away the answers
 LEFT_OUT = re.compile(
-    r"tutorials/((page_tools|command_cache|course|40_record)\.py|course\.yaml|(questions|seconds)\.yaml"
+    r"tutorials/((page_tools|command_cache|course|run_notebook|40_record)\.py|course\.yaml|(questions|seconds)\.yaml"
     r"|(transcripts|recorder|exercises/answers|exercises/graders)/.*|exercises/hints\.yaml)"
     r"|(.*/)?(__pycache__|\.[^/]*)(/.*)?"
 )
