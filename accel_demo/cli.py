@@ -29,12 +29,12 @@ COMMANDS = {  # the question that each command answers
     "report": "What are the results of my runs, and how do the runs differ?",
     "predict": "What does my trained model predict for some test images?",
     "bench": "How fast are the methods from the course on this machine?",
-    "init": "How do I get the course into a folder of mine?",
+    "init": "How do I get my own copy of the course?",
     "next": "What should I read or do now?",
     "check": "Is my answer to an exercise correct?",
-    "hint": "How do I go on with an exercise?",
+    "hint": "I'm stuck on an exercise. What now?",
     "reset": "How do I start an exercise again?",
-    "answer": "What would a right answer have been?",
+    "answer": "What is a right answer to an exercise?",
 }
 SINGLE_MODULES = set("predict init next check hint reset answer".split())  # others are folders
 HELPERS = {  # commands about the commands; they have no module in lab/
@@ -55,7 +55,7 @@ def main() -> None:
         if command not in COMMANDS | HELPERS:
             nearest = did_you_mean(command, COMMANDS | HELPERS)
             advice = f"did you mean accel-demo {nearest}?" if nearest else LIST
-            raise UserError(f"there is no command {command}; {advice}")
+            raise UserError(f"there is no command {command or repr('')}; {advice}")
         load.begin()
         code = 1
         try:

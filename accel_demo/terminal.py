@@ -18,10 +18,13 @@ CODE_INDENT = "      "  # lines of code in our output begin with at least this
 
 
 def columns(stream: TextIO | None) -> int | None:
-    """Return the width of the terminal that a stream writes to, or None if it is not a terminal."""
+    """Return the width of the terminal that a stream writes to, or None if it is not a terminal.
+
+    The width is at least 20.
+    """
     if stream is None or not stream.isatty():
         return None
-    return shutil.get_terminal_size().columns
+    return max(20, shutil.get_terminal_size().columns)  # textwrap needs some room
 
 
 def narrower_terminal(text: str) -> int | None:

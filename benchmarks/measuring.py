@@ -20,6 +20,7 @@ from accel_demo.processes.launch import run_to_end
 from accel_demo.wording import counted
 
 CPU_LAUNCH = "accelerate launch --config_file accelerate_configs/cpu.yaml"
+REPOSITORY = Path(__file__).resolve().parent.parent
 TIME_LIMIT = 2 * 60 * 60  # seconds
 
 
@@ -87,7 +88,7 @@ def train(command: list, processes: int = 1) -> FinishedRun:
 def run_command(command: list) -> str:
     """Run a command, and return what it prints. Raises `RuntimeError` if it fails."""
     words, threads = [str(word) for word in command], os.environ["OMP_NUM_THREADS"]
-    result = run_to_end(words, TIME_LIMIT, OMP_NUM_THREADS=threads)
+    result = run_to_end(words, TIME_LIMIT, cwd=REPOSITORY, OMP_NUM_THREADS=threads)
     if result.returncode != 0:
         raise RuntimeError(f"{words} returned {result.returncode}\n{result.stderr[-3000:]}")
     return result.stdout

@@ -161,6 +161,8 @@ def _names(folder: Path) -> list[str]:
     for entry in os.scandir(folder):
         if entry.name.startswith(".") or entry.name in NOT_COUNTED:
             continue
+        if Path(entry) == REPOSITORY / "course":  # the reader's, from `accel-demo init`
+            continue
         if entry.is_dir():
             names += _names(Path(entry))
         elif not entry.name.endswith((".md", ".svg")):

@@ -27,7 +27,7 @@ from accel_demo.show import table
 from accel_demo.terminal import display
 from accel_demo.wording import counted
 
-BETWEEN_LOOKS = 0.3  # seconds between two looks at a watched file
+POLL_INTERVAL = 0.3  # seconds between two looks at a watched file
 
 
 def main(arguments: list[str]) -> int:
@@ -45,7 +45,8 @@ def main(arguments: list[str]) -> int:
     course = None if options.file else this_course()
     file = course.exercise_file(exercise) if course else options.file
     if not file.is_file():
-        raise UserError(f"no answer file at {file}. Specify one with --file.")
+        advice = f"Restore it with `accel-demo reset {exercise.number}`." if course else ""
+        raise UserError(f"there is no file {file}. {advice}".removesuffix(". "))
     if file.suffix != ".py":
         raise UserError(f"{file} must be a Python file with a name that ends in .py")
     return watch(exercise, file, course) if options.watch else check(exercise, file, course)
@@ -72,7 +73,11 @@ def check_all(course: Course) -> int:
     exercises, right = all_exercises(), 0
     for number, exercise in exercises.items():
         display(f"{number} {exercise.title}")
-        right += check(exercise, course.exercise_file(exercise), course) == 0
+        file = course.exercise_file(exercise)
+        if file.exists():
+            right += check(exercise, file, course) == 0
+        else:
+            display(f"missing: {file}. Restore it: accel-demo reset {number}")
         display()
     display(f"{right} of {counted(len(exercises), 'exercise')} are right")
     return 0 if right == len(exercises) else 1
@@ -81,13 +86,27 @@ def check_all(course: Course) -> int:
 def watch(exercise: Exercise, file: Path, course: Course | None) -> int:
     """Check the file now and whenever it is saved, until the answer is right. Return 0."""
     while True:
-        checked = digest_of(file)
+        checked = saved_digest(file)
         if check(exercise, file, course) == 0:
             return 0
         display(f"\nwaiting until you save {file.name} (stop with Ctrl-C) …")
-        while not file.exists() or digest_of(file) == checked:  # some editors replace the file
-            time.sleep(BETWEEN_LOOKS)
+        while saved_digest(file) == checked:
+            time.sleep(POLL_INTERVAL)
         display()
+
+
+def saved_digest(file: Path) -> str:
+    """Return the file's digest, once it is there and an editor has finished writing it."""
+    digest = None
+    while True:
+        try:
+            before, digest = digest, digest_of(file)
+        except OSError:  # some editors delete the file before they write the new one
+            digest = None
+        else:
+            if digest == before:
+                return digest
+        time.sleep(POLL_INTERVAL / 2)
 
 
 def check(exercise: Exercise, file: Path, course: Course | None) -> int:

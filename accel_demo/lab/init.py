@@ -2,11 +2,12 @@
 
 accel-demo init                 # to the new folder course/
 accel-demo init my_course
-accel-demo init .               # in a course: update the files that you have not edited
 
-Run all commands of the course in that folder. `accel-demo next` says where to begin.
+In a course, or with the folder of a course, this command updates the files that you have not
+edited. Run all commands of the course in its folder. `accel-demo next` says where to begin.
 """
 
+import shlex
 from pathlib import Path
 
 from accel_demo.errors import UserError
@@ -20,30 +21,30 @@ def main(arguments: list[str]) -> int:
     """Write or update a course, and return the exit code."""
     folder: Path | None = make_parser().parse_args(arguments).folder
     course = find_course() if folder is None else None
-    if course:
-        raise UserError(f"{course.folder} is a course. Run `accel-demo init .` there to update it.")
-    folder = folder or Path("course")
+    folder = course.folder if course else folder or Path("course")
+    is_course = (folder / STATE).is_dir()
     try:
-        is_course = (folder / STATE).is_dir()
-        if folder.exists() and not is_course and any(folder.iterdir()):
-            raise UserError(f"{folder} is not empty. Choose a new folder: accel-demo init DIR")
-        folder.mkdir(parents=True, exist_ok=True)
-        count, edited = Course(folder).update()
+        if not is_course and folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty. Choose a new folder: accel-demo init FOLDER")
     except OSError as error:
-        raise UserError(f"cannot write {error.filename or folder} ({error.strerror})") from None
-    if not is_course:
-        display(f"wrote {counted(count, 'file')} to {folder}/. Next:\n\n    cd {folder}")
+        raise UserError(f"{folder} cannot be used ({error.strerror})") from None
+    changed, edited = Course(folder).update()
+    if is_course:
+        display(f"updated {counted(changed, 'file')} of the course in {folder.resolve()}")
+    else:
+        display(f"wrote {counted(changed, 'file')} to {folder}. Next:\n")
+        if folder.resolve() != Path.cwd():
+            display(f"    cd {shlex.quote(str(folder))}")
         display("    accel-demo next")
-        return 0
-    display(f"updated {counted(count, 'file')}")
     if edited:
-        display("not updated, because you have edited them and they have changed in the package:")
+        display("left as you have edited them, although the package has new versions:")
         display("\n".join(f"    {name}" for name in edited))
+        display("To get a new version, rename your file and run this command again.")
     return 0
 
 
 def make_parser() -> Parser:
     parser = Parser(__doc__, prog="accel-demo init")
     help = "a new or empty folder, or a course (default: course)"
-    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=help)
+    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=help)
     return parser

@@ -32,19 +32,19 @@ def main(arguments: list[str]) -> int:
     done = sum(course.is_done(each) for each in path)
     display(f"main path: {done} of {len(path)} exercises done or skipped")
     if exercise is None:
-        display("You have done everything. `accel-demo check` lists all exercises.")
+        display("There is nothing left to do. `accel-demo check` lists all exercises.")
         return 0
     if exercise not in path:
-        display("You have finished the main path. Read the other pages when you need them.")
+        display("That was the main path. Read the other pages when you need them.")
     [(name, title, question)] = [
         page for page in contents["pages"] if page[0].startswith(exercise.number)
     ]
     file = course.exercise_file(exercise).relative_to(course.folder)
     number = exercise.number
-    display(f"\n{number} {title}: {question}\n")
+    display(f"\n{number} {title}\n{question}\n")
     display(f"  read  tutorials/{name}.md")
     display(f"  edit  {file}: {exercise.title} ({course.state(exercise)})")
-    display(f"\nThen: accel-demo check {number}. If you are stuck: accel-demo hint {number}")
+    display(f"\nThen run `accel-demo check {number}`. For a hint: `accel-demo hint {number}`")
     return 0
 
 

@@ -58,11 +58,9 @@ def warn(command: str, of_script: bool = False) -> None:
 def print_text(text: str) -> None:
     """Print text that may come from the files of a run, which cannot control the terminal.
 
-    Nonprintable characters are escaped. A "?" replaces any that the terminal cannot encode.
+    Nonprintable characters are escaped.
     """
-    text = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-    encoding = sys.stdout.encoding or "utf-8"
-    display(text.encode(encoding, "replace").decode(encoding))
+    display("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text))
 
 
 def write_json(path: Path, command: str, result, of_script: bool = False) -> None:

@@ -14,10 +14,11 @@ def main(arguments: list[str]) -> int:
     exercise = exercise_named(make_parser().parse_args(arguments).exercise)
     course = this_course()
     file = course.exercise_file(exercise)
-    if not exercise.is_started(file):
-        display(f"{file.name} is unchanged already")
+    if file.exists() and not exercise.is_started(file):
+        display(f"{file.name} is already the original")
         return 0
-    display(f"{file.name} is as we wrote it again; yours is now {course.reset(exercise).name}")
+    kept = course.reset(exercise)
+    display(f"restored {file.name}{f'; your version is now {kept.name}' if kept else ''}")
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from accel_demo.config import WEIGHT_DECAY, TrainConfig
 from accel_demo.errors import UserError
+from accel_demo.lab.course.launch_files import train_file
 from accel_demo.lab.output import print_text
 from accel_demo.show import table
 from accel_demo.typed_json import load_object, typed
@@ -51,14 +52,14 @@ def print_runs(command: str, arguments: list[str], only_finished: bool = False) 
     if not runs:
         raise UserError(
             f"there is no run in {FOLDER}/. Pass the folder of a run, or train with `accelerate "
-            "launch accel_demo/train.py`."
+            f"launch {train_file('train')}`."
         )
     now = time.time()
     rows = [[run.folder, run.result, age(now - run.written_at), run.trained_with] for run in runs]
     print_text(table(["run", "test accuracy", "last written", "trained with"], rows) + "\n")
     usable = [run.folder for run in runs if run.is_finished or not only_finished]
     if usable:
-        print_text(f"to choose the latest: accel-demo {command} {shlex.quote(str(usable[0]))}")
+        print_text(f"for example: accel-demo {command} {shlex.quote(str(usable[0]))}")
     else:
         print_text(f"none of them has finished, as `accel-demo {command}` requires")
 

@@ -239,7 +239,11 @@ def keep_finished(folder: Path) -> Path:
             f"{folder} contains a finished run and cannot be renamed ({error.strerror}). Choose a "
             "different --run-dir."
         ) from None
-    path.mkdir(exist_ok=True)
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        reason = f"{error.strerror}; the finished run is now {new}"
+        raise UserError(f"cannot create {folder} ({reason}). Start again.") from None
     is_same_name = folder.name == path.name and not folder.is_symlink()
     return folder.with_name(new.name) if is_same_name else new
 

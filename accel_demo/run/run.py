@@ -84,9 +84,9 @@ def _start_again(folder: Path) -> FolderLock | None:
         with writing(folder):
             if is_main_process():
                 new_name = keep_finished(folder)
-                lock = lock_folder(folder)
                 with output_may_be_closed():
-                    print(f"the finished run in {folder} is now {new_name}", flush=True)
+                    display(f"the finished run in {folder} is now {new_name}")
+                lock = lock_folder(folder)
         return folder, False
 
     shared_folder(make_folder, RENAME_TIMEOUT)

@@ -81,18 +81,22 @@ def lock_folder(folder: Path) -> FolderLock | None:
     if fcntl is None:
         return None
     path = folder / ".lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    in_use = UserError(
+        f"another process is training in {folder}. Wait until it has exited, or choose a different "
+        "--run-dir."
+    )
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    except FileNotFoundError:  # another process is renaming the folder: see `keep_finished`
+        raise in_use from None
     lock = FolderLock(descriptor)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another process may have renamed the folder since we opened the file: see `keep_finished`.
+        # Another process may have renamed the folder since we opened the file.
         if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
             raise BlockingIOError
     except (BlockingIOError, PermissionError, FileNotFoundError):
-        raise UserError(
-            f"another process is training in {folder}. Wait until it has exited, or choose a "
-            "different --run-dir."
-        ) from None
+        raise in_use from None
     return lock
 
 

@@ -28,7 +28,7 @@ WRONG_VALUES = {
     "bench": "nonsense",
     "bench dataparallel": "--global-batch 3",
     "bench precision": "--steps 0",
-    "init": "accel_demo",
+    "init": "/dev/null",
     "next": "now",
     "check": "10 --file no/such/file.py",
     "hint": "10 3",

@@ -1,5 +1,6 @@
 """Test the commands for a learner's course: init, next, check, hint, reset and answer."""
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import pytest
 from grading import Outcome
 
 from accel_demo.errors import UserError
+from accel_demo.files import write_whole
 from accel_demo.lab import answer, hint, init, next, reset
 from accel_demo.lab.check import main
 from accel_demo.lab.course import exercises
@@ -22,7 +24,7 @@ from tests.conftest import BIN, REPOSITORY
 from tests.exercises.wrong_answers import wrong_answers
 from tests.pages.pages import load_grader
 
-STATES = ["not started", "not checked yet", "wrong", "wrong, but changed since", "right"]
+STATES = ["not started", "not checked yet", "wrong", "wrong, changed since", "right"]
 
 
 @pytest.fixture
@@ -117,8 +119,10 @@ def test_a_watched_file_is_checked_whenever_it_is_saved_until_it_is_right(two):
             for line in watching.stdout:
                 seen.append(line.split(":")[0].split(" ")[0].strip())
                 if line.startswith("waiting") and "wrong" not in seen:
-                    file.write_text("# nothing\n")
+                    write_whole(file, "# nothing\n")
                 elif line.startswith("waiting"):
+                    file.unlink()  # as some editors do
+                    time.sleep(0.5)
                     solve("90", two)
             assert watching.wait(60) == 0
         finally:
@@ -171,13 +175,18 @@ def test_a_reset_restores_the_exercise_and_keeps_every_version_of_the_learner(tw
         assert file.read_bytes() == original
         assert file.with_name(f"{file.name}.{number}").read_text() == f"# version {number}\n"
     assert reset.main(["90"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"{file.name} is unchanged already"
+    assert capsys.readouterr().out.splitlines()[-1] == f"{file.name} is already the original"
     assert len(list(two.glob("90_*"))) == 3
+    file.unlink()
+    assert reset.main(["90"]) == 0
+    assert file.read_bytes() == original and len(list(two.glob("90_*"))) == 3
 
 
 def next_exercise(capsys, *flags: str) -> str:
     assert next.main([*flags]) == 0
-    [number] = re.findall("^Then: accel-demo check ([0-9]+)", capsys.readouterr().out, re.MULTILINE)
+    [number] = re.findall(
+        "^Then run `accel-demo check ([0-9]+)", capsys.readouterr().out, re.MULTILINE
+    )
     return number
 
 
@@ -196,7 +205,7 @@ def test_next_follows_the_main_path_past_what_is_solved_or_skipped(course, capsy
     for number in exercises.all_exercises():
         course.record(exercises.Exercise(number), True, "")
     assert next.main([]) == 0
-    assert "You have done everything." in capsys.readouterr().out
+    assert "There is nothing left to do." in capsys.readouterr().out
     with pytest.raises(UserError, match="there is nothing to skip"):
         next.main(["--skip"])
 
@@ -214,34 +223,61 @@ def test_the_commands_work_in_all_folders_of_a_course_and_only_there(course, cap
             command(arguments)
 
 
-def test_init_updates_what_the_learner_has_not_edited(course, capsys, monkeypatch):
-    edited, old, missing = (course.folder / name for name in ("train.py", "README.md", "source"))
+def test_a_missing_file_and_a_copy_beside_an_exercise_do_no_harm(two, capfd):
+    shutil.copy(two / "90_visible_devices.py", two / "90_visible_devices copy.py")
+    (two / "33_precision_setting.py").unlink()
+    assert states(capfd) == {"33": "missing", "90": "not started"}
+    assert main(["90"]) == 5
+    with pytest.raises(UserError, match="33_precision_setting.py. Restore it with `accel-demo res"):
+        main(["33"])
+    assert main(["--all"]) == 1
+    assert "missing: " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "folder"])
+def test_a_damaged_result_is_reported_in_one_line(course, content):
+    file = course.folder / STATE / "10.json"
+    file.mkdir() if content == "folder" else file.write_text(content)
+    for command in (next.main, main):
+        with pytest.raises(UserError, match="10.json"):
+            command([])
+
+
+def test_init_updates_what_the_learner_has_not_edited(course, capsys):
+    edited, old, missing, gone, kept = (
+        course.folder / name for name in ("train.py", "README.md", "source", "gone.md", "kept.md")
+    )
     edited.write_text("# mine\n")
     old.write_text("from an older version\n")
     shutil.rmtree(missing)
-    written = course.folder / STATE / "written.json"
-    record = written.read_text()
-    for file in (edited, old):
-        [line] = [line for line in record.splitlines() if f'"{file.name}"' in line]
-        digest = "0" * 64 if file == edited else digest_of(file)
-        record = record.replace(line, f' "{file.name}": "{digest}",')
-    written.write_text(record)
-    assert init.main(["."]) == 0
+    gone.write_text("a page of an older version\n")
+    kept.write_text("an edited page of an older version\n")
+    file = course.folder / STATE / "written.json"
+    written = json.loads(file.read_text())
+    written |= {"train.py": "0" * 64, "README.md": digest_of(old)}
+    written |= {"gone.md": digest_of(gone), "kept.md": "0" * 64}
+    file.write_text(json.dumps(written))
+    assert init.main([]) == 0
     printed = capsys.readouterr().out
-    assert edited.read_text() == "# mine\n" and "    train.py\n" in printed
+    assert edited.read_text() == "# mine\n" and kept.exists() and not gone.exists()
+    assert "    kept.md\n    train.py\nTo get a new version, rename your file" in printed
     assert "accel-demo next" in old.read_text() and missing.is_dir()
-    assert init.main(["."]) == 0 and "updated 0 files" in capsys.readouterr().out
+    assert init.main([str(course.folder)]) == 0
+    assert "updated 0 files of the course" in capsys.readouterr().out
 
 
-def test_init_refuses_a_folder_that_is_not_empty_and_a_course_in_a_course(course, capsys):
+def test_init_writes_only_to_a_new_or_empty_folder(course, capsys, monkeypatch):
     with pytest.raises(UserError, match="tutorials is not empty. Choose a new folder"):
         init.main(["tutorials"])
-    with pytest.raises(UserError, match="is a course. Run `accel-demo init .` there"):
-        init.main([])
-    with pytest.raises(UserError, match=r"cannot write train.py/x \(Not a directory\)"):
+    with pytest.raises(UserError, match=r"train.py/x.* \(Not a directory\)"):
         init.main(["train.py/x"])
-    assert init.main(["other"]) == 0
-    assert "accel-demo next" in capsys.readouterr().out
+    assert init.main(["my course"]) == 0
+    assert "    cd 'my course'\n    accel-demo next\n" in capsys.readouterr().out
+    empty = course.folder.parent / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    assert init.main(["."]) == 0
+    assert "cd " not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -251,7 +287,7 @@ def test_init_refuses_a_folder_that_is_not_empty_and_a_course_in_a_course(course
         (main, "--watch", "--watch needs an exercise: accel-demo check 10 --watch"),
         (main, "--file x.py", "--file needs an exercise: accel-demo check 10 --file my_answer.py"),
         (main, "10 --all", "--all checks every exercise: leave out the number"),
-        (main, "10 --file nothing.py", "no answer file at nothing.py. Specify one with --file."),
+        (main, "10 --file nothing.py", "there is no file nothing.py$"),
         (main, "10 --file README.md", "README.md must be a Python file with a name that ends in"),
         (hint.main, "10 3", "invalid choice: 3"),
         (hint.main, "", "the following arguments are required: NN"),

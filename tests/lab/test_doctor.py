@@ -481,12 +481,6 @@ def test_the_machine_report_names_every_config_and_fits_in_100_columns(start):
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
-def test_a_missing_folder_of_configs_is_reported(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(doctor, "CONFIGS", tmp_path)
-    assert doctor.main([]) == 0
-    assert "there is no folder accelerate_configs/" in capsys.readouterr().out
-
-
 def test_a_config_fits_only_a_machine_with_enough_gpus():
     file = doctor.CONFIGS / "multi_gpu.yaml"
     assert doctor.fit_of(file, 2)[1] == "yes"

@@ -20,6 +20,7 @@ import pytest
 
 from accel_demo.errors import UserError
 from accel_demo.lab import cables
+from accel_demo.lab.course.folder import Course
 from accel_demo.lab.nodes import command, supervisor
 from accel_demo.lab.nodes.node import Node, environment_for_nodes
 from accel_demo.processes import launch
@@ -137,10 +138,16 @@ def test_a_text_that_begins_with_a_number_is_not_a_time():
     assert (options.kill_after, options.cut_after) == ("5 steps", 2.0)
 
 
-def test_a_folder_without_the_train_file_needs_a_command(tmp_path, monkeypatch):
+def test_without_a_command_the_train_file_of_a_course_starts_if_there_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="^accel_demo/train.py is not in this folder. Go to the re"):
-        command.read([])
+    _, _, _, config, train, *_, run = command.read([]).command
+    for file in (config, train):
+        assert Path(file).is_file() and Path(file).is_absolute()
+    assert run == "runs/nodes-1"
+    Course(tmp_path).update()
+    words = command.read([]).command
+    assert "train.py" in words and "accelerate_configs/multi_node_cpu.yaml" in words
+    assert command.read(["--elastic"]).command[:2] == ["torchrun", "train.py"]
 
 
 # --- loopback
@@ -162,11 +169,10 @@ def test_every_kind_of_launch_connects_all_processes(start, tmp_path):
     `accelerate launch` does not use the user's default config. A torchrun inside a shell reads its
     flags from the environment.
     """
-    (tmp_path / "accelerate_configs").symlink_to(REPOSITORY / "accelerate_configs")
-    for folder in ("accel_demo", "accelerate"):
-        (tmp_path / folder).mkdir()
+    Course(tmp_path).update()
+    (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "default_config.yaml").write_text("distributed_type: NO\n")
-    script = tmp_path / "accel_demo" / "train.py"
+    script = tmp_path / "train.py"
     script.write_text(CONNECT)
     for per_node, words, connected in (
         (2, [], "0 1 2 3"),

@@ -57,7 +57,7 @@ def test_the_options_in_the_list_start_the_same_run_again(runs, capsys):
     script, *flags = shlex.split(trained_with)
     assert script == "train_plain.py" and sorted(flags) == sorted(FLAGS.split())
     assert CommandLine("").read(flags)[0] == config
-    assert last == f"to choose the latest: accel-demo report {name}"
+    assert last == f"for example: accel-demo report {name}"
 
 
 @pytest.mark.parametrize("changes", [{"compile": True}, {"weight_decay": 0.1, "optimizer": "adam"}])
@@ -95,10 +95,10 @@ def test_the_latest_run_comes_first_with_its_age_and_its_progress(runs, capsys):
         ("runs/begun", ["unfinished", "2 h ago", "train.py"]),
         ("runs/old", ["0.5000", "3 days ago", "train.py (4 processes, bf16)"]),
     ]
-    assert last == "to choose the latest: accel-demo report runs/new"
+    assert last == "for example: accel-demo report runs/new"
     assert listed(predict.main, capsys) == (
         rows,
-        "to choose the latest: accel-demo predict runs/old",
+        "for example: accel-demo predict runs/old",
     ), "predict needs a finished run"
 
 
@@ -126,7 +126,7 @@ def test_without_a_run_the_error_names_the_command_that_trains(command, content,
         runs.touch()
     if content == "folder":
         (runs / "empty").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"^there is no run in runs/\. .*`accelerate launch accel_"):
+    with pytest.raises(UserError, match=r"^there is no run in runs/\. .*`accelerate .*train\.py`"):
         command([])
 
 

@@ -17,19 +17,19 @@ class Exercise:
     @cached_property
     def original(self) -> Path:
         """The exercise file as we wrote it."""
-        return one_file(EXERCISES, f"{self.number}_*.py")
+        return _one_file(EXERCISES, f"{self.number}_*.py")
 
     @cached_property
     def answer(self) -> Path:
-        return one_file(EXERCISES / "answers", f"{self.number}_*.py")
+        return _one_file(EXERCISES / "answers", f"{self.number}_*.py")
 
     @cached_property
     def grader(self) -> Path:
-        return one_file(EXERCISES / "graders", f"{self.number}.py")
+        return _one_file(EXERCISES / "graders", f"{self.number}.py")
 
     @cached_property
     def page(self) -> Path:
-        return one_file(TUTORIALS, f"{self.number}_*.md")
+        return _one_file(TUTORIALS, f"{self.number}_*.md")
 
     @cached_property
     def title(self) -> str:
@@ -70,12 +70,9 @@ def exercise_named(number: str) -> Exercise:
     return exercises[number]
 
 
-def one_file(folder: Path, pattern: str) -> Path:
-    """Return the only file that matches. Raises `UserError` if there is none, or more than one."""
+def _one_file(folder: Path, pattern: str) -> Path:
     files = sorted(folder.glob(pattern))
-    if not files:
-        raise UserError(f"{folder / pattern} is missing. Restore it with `accel-demo init .`.")
-    if len(files) > 1:
-        names = " and ".join(file.name for file in files)
-        raise UserError(f"{folder} has {names}. Rename one, so that only the exercise is left.")
+    if len(files) != 1:
+        found = " and ".join(file.name for file in files) or "no such file"
+        raise UserError(f"expected one file {folder / pattern}, got {found}. Reinstall accel-demo.")
     return files[0]

@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from accel_demo.errors import UserError
 from accel_demo.files import write_whole
-from accel_demo.lab.course.exercises import Exercise, one_file
+from accel_demo.lab.course.exercises import Exercise
 from accel_demo.lab.course.originals import course_files
+from accel_demo.typed_json import load_object
 
 STATE = ".accel-demo"  # in the course's folder: which files init wrote, and the results
 WRITTEN = "written.json"  # {path: digest} of the files that init wrote
@@ -20,27 +23,33 @@ NO_COURSE = (
 
 @dataclass(frozen=True)
 class Course:
-    """A folder that `accel-demo init` wrote."""
+    """A folder that `accel-demo init` wrote.
+
+    All methods raise `UserError` if a file cannot be read or written.
+    """
 
     folder: Path
 
     def exercise_file(self, exercise: Exercise) -> Path:
-        """Return the file of an exercise that the learner edits."""
-        return one_file(self.folder / "tutorials" / "exercises", f"{exercise.number}_*.py")
+        """Return the file of an exercise that the learner edits. It may be missing."""
+        return self.folder / "tutorials" / "exercises" / exercise.original.name
 
     def state(self, exercise: Exercise) -> str:
         """Return the result of the last check of an exercise, in words."""
-        result = self._results(exercise)
-        file = self.exercise_file(exercise)
-        if "is_right" in result:
+        result, file = self._results(exercise), self.exercise_file(exercise)
+        with _errors_of(file):
+            if not file.exists():
+                return "missing"
+            if not exercise.is_started(file):
+                return "not started"
+            if "is_right" not in result:
+                return "not checked yet"
             words = "right" if result["is_right"] else "wrong"
-            return words if result["digest"] == digest_of(file) else f"{words}, but changed since"
-        return "not checked yet" if exercise.is_started(file) else "not started"
+            return words if result.get("digest") == digest_of(file) else f"{words}, changed since"
 
     def is_done(self, exercise: Exercise) -> bool:
         """Return True if the exercise was solved once, or skipped."""
-        result = self._results(exercise)
-        return result.get("was_right", False) or result.get("is_skipped", False)
+        return self.was_right(exercise) or self._results(exercise).get("is_skipped", False)
 
     def was_right(self, exercise: Exercise) -> bool:
         """Return True if a check has found the exercise right, even if it was changed later."""
@@ -55,39 +64,50 @@ class Course:
         """Let `accel-demo next` go on without this exercise."""
         self._update(exercise, is_skipped=True)
 
-    def reset(self, exercise: Exercise) -> Path:
-        """Restore the file of an exercise. Return the new name of the edited file."""
-        file = self.exercise_file(exercise)
-        numbers = [path.suffix[1:] for path in file.parent.glob(f"{file.name}.*")]
-        last = max([int(number) for number in numbers if number.isdigit()], default=0)
-        kept = file.with_name(f"{file.name}.{last + 1}")
-        file.rename(kept)
-        write_whole(file, exercise.original.read_bytes())
+    def reset(self, exercise: Exercise) -> Path | None:
+        """Restore the file of an exercise. Return the new name of the edited file, if any."""
+        file, kept = self.exercise_file(exercise), None
+        with _errors_of(file):
+            if file.exists():
+                numbers = [path.suffix[1:] for path in file.parent.glob(f"{file.name}.*")]
+                last = max([int(number) for number in numbers if number.isdigit()], default=0)
+                kept = file.rename(file.with_name(f"{file.name}.{last + 1}"))
+            write_whole(file, exercise.original.read_bytes())
         return kept
 
     def update(self) -> tuple[int, list[str]]:
         """Write all files of the course that are missing, or that the learner has not edited.
 
-        Return the number of files that were written, and the names of those that were not, because
-        they were edited and their originals are different.
+        Files that a previous version has written, and that the course no longer has, are deleted if
+        they were not edited. Return the number of changed files, and the names of those that were
+        left as they are, because they were edited and their originals have changed.
         """
-        written = self._read(WRITTEN)
+        with _errors_of(self.folder):
+            (self.folder / STATE).mkdir(parents=True, exist_ok=True)
+        written, files = self._read(WRITTEN), course_files()
         self._write(WRITTEN, written)  # an interrupted init can be repeated
-        count, edited = 0, []
-        for name, content in course_files().items():
-            path, before, new = self.folder / name, written.get(name), digest_of_bytes(content)
-            now = digest_of(path) if path.exists() else None
-            if now not in (None, before, new):
-                if before != new:
-                    edited.append(name)
-                continue
-            if now != new:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, content)
-                count += 1
-            written[name] = new
+        changed, edited = 0, []
+        for name in sorted(files.keys() | written.keys()):
+            path, original = self.folder / name, files.get(name)
+            original_digest = digest_of_bytes(original) if original is not None else None
+            with _errors_of(path):
+                current_digest = digest_of(path) if path.exists() else None
+                if current_digest not in (None, written.get(name), original_digest):
+                    if original_digest != written.get(name):
+                        edited.append(name)
+                    continue
+                if original is None:
+                    path.unlink(missing_ok=True)
+                    changed += current_digest is not None
+                    del written[name]
+                    continue
+                if current_digest != original_digest:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_whole(path, original)
+                    changed += 1
+            written[name] = original_digest
         self._write(WRITTEN, written)
-        return count, edited
+        return changed, edited
 
     def _results(self, exercise: Exercise) -> dict:
         return self._read(f"{exercise.number}.json")
@@ -96,16 +116,27 @@ class Course:
         self._write(f"{exercise.number}.json", self._results(exercise) | changes)
 
     def _read(self, name: str) -> dict:
+        path = self.folder / STATE / name
         try:
-            return json.loads((self.folder / STATE / name).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
+            with _errors_of(path):
+                return load_object(path.read_bytes()) if path.exists() else {}
         except ValueError:
-            raise UserError(f"{self.folder / STATE / name} is damaged: delete it") from None
+            raise UserError(f"{path} is damaged. Delete it.") from None
 
     def _write(self, name: str, content: dict) -> None:
-        (self.folder / STATE).mkdir(exist_ok=True)
-        write_whole(self.folder / STATE / name, json.dumps(content, indent=1) + "\n")
+        path = self.folder / STATE / name
+        with _errors_of(path):
+            write_whole(path, json.dumps(content, indent=1) + "\n")
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Raise `UserError` if the block cannot read or write a file."""
+    try:
+        yield
+    except OSError as error:
+        name = error.filename or path
+        raise UserError(f"cannot read or write {name} ({error.strerror})") from None
 
 
 def find_course() -> Course | None:
@@ -128,7 +159,7 @@ def this_course() -> Course:
 
 
 def digest_of(file: Path) -> str:
-    """Return the SHA-256 hash of a file."""
+    """Return the SHA-256 hash of a file. Raises `OSError` if it cannot be read."""
     return digest_of_bytes(file.read_bytes())
 
 

@@ -15,8 +15,9 @@ README = Path(__file__).with_name("README.md")
 TRAIN_FILES = ("train.py", "train_plain.py", "train_dp.py", "train_ddp.py")
 # What only generates or tests the pages, and what would give away the answers
 LEFT_OUT = re.compile(
-    r"tutorials/((page_tools|command_cache|course|run_notebook|40_record)\.py|course\.yaml|(questions|seconds)\.yaml"
-    r"|(transcripts|recorder|exercises/answers|exercises/graders)/.*|exercises/hints\.yaml)"
+    r"tutorials/(page_tools|command_cache|course|run_notebook|40_record)\.py"
+    r"|tutorials/(course|questions|seconds|exercises/hints)\.yaml"
+    r"|tutorials/(transcripts|recorder|exercises/answers|exercises/graders)/.*"
     r"|(.*/)?(__pycache__|\.[^/]*)(/.*)?"
 )
 TEXT = {".md", ".py", ".yaml", ".sh", ".txt"}
@@ -36,9 +37,9 @@ def course_files() -> dict[str, bytes]:
         if path.suffix in TEXT:
             text = content.decode()
             if path.suffix == ".md":
-                for linked in LINK.findall(_of_course(text)):
+                for linked in LINK.findall(with_course_paths(text)):
                     files[f"source/{linked}"] = (PACKAGE / linked).read_bytes()
-            content = _of_course(text, is_page=path.suffix == ".md").encode()
+            content = with_course_paths(text, is_page=path.suffix == ".md").encode()
         files[name] = content
     return files
 
@@ -54,7 +55,7 @@ def _originals() -> Iterator[tuple[Path, str]]:
                 yield path, name
 
 
-def _of_course(text: str, is_page: bool = False) -> str:
+def with_course_paths(text: str, is_page: bool = False) -> str:
     """Change the paths of a text to those in the course's folder."""
     text = re.sub(r"accel_demo/(train(_\w+)?\.py)", r"\1", text)
     if is_page:

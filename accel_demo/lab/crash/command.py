@@ -18,8 +18,7 @@ import time
 from pathlib import Path
 
 from accel_demo.errors import UserError
-from accel_demo.lab.course.folder import find_course
-from accel_demo.lab.course.originals import CONFIGS, PACKAGE
+from accel_demo.lab.course.launch_files import launch_config, train_file
 from accel_demo.lab.crash import tables
 from accel_demo.lab.crash.result import CrashResult, Kill, LaunchResult, compare
 from accel_demo.lab.output import write_outputs
@@ -75,19 +74,12 @@ def make_parser() -> Parser:
 
 
 def launch_command(script: str, processes: int) -> list[str]:
-    """Return the command that launches the train file of this course, or else ours."""
-    course = find_course()
-    configs = course.folder / "accelerate_configs" if course else CONFIGS
-    config = configs / ("cpu.yaml" if processes == 1 else "cpu_two_processes.yaml")
-    command = ["accelerate", "launch", "--config_file", shortest(config)]
+    """Return the command that launches the course's train file, or the package's outside one."""
+    config = launch_config("cpu" if processes == 1 else "cpu_two_processes")
+    command = ["accelerate", "launch", "--config_file", config]
     if script == "train_ddp":
         command = ["torchrun", "--standalone", "--nproc-per-node", str(processes)]
-    return [*command, shortest((course.folder if course else PACKAGE) / f"{script}.py")]
-
-
-def shortest(path: Path) -> str:
-    """Return the path as one types it in the current folder."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return [*command, train_file(script)]
 
 
 def plan(kills: int, processes: int, seed: int, total_steps: int) -> list[Kill]:

@@ -3,8 +3,8 @@
 accel-demo doctor
 accel-demo doctor --config accelerate_configs/cpu_two_processes.yaml
 
-Without --config, this command describes this machine, and shows which launch configs in the
-repository fit it. With --config, it launches a small test program with that config. The exit code
+Without --config, this command describes this machine, and shows which launch configs of the course
+fit it. With --config, it launches a small test program with that config. The exit code
 is 1 if the launch fails, or if the processes, devices, precision or kind of distribution differ
 from the config, 2 if Accelerate would reject the config, and 3 if doctor cannot check it here.
 
@@ -99,12 +99,8 @@ def report_machine() -> int:
     display(table(["package", "version"], machine.version_rows()) + "\n")
     display(table(["environment variable", "value"], machine.environment_rows()) + "\n")
     files, gpus = sorted(CONFIGS.glob("*.yaml")), torch.accelerator.device_count()
-    if files:
-        rows = [[file.name, *fit_of(file, gpus)] for file in files]
-        display(table(["launch config", "starts", "fits this machine"], rows))
-    else:
-        display("Launch configs: there is no folder accelerate_configs/ next to the package.")
-        display("The folder is part of the repository, but not of an installed package.")
+    rows = [[file.name, *fit_of(file, gpus)] for file in files]
+    display(table(["launch config", "starts", "fits this machine"], rows))
     return 0
 
 

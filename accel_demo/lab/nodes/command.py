@@ -1,7 +1,7 @@
 """Run a launch on several nodes, as if each were a machine of its own.
 
 accel-demo nodes --nodes 2 --processes-per-node 2
-accel-demo nodes --rate 100mbit -- torchrun accel_demo/train.py --collective-timeout 10
+accel-demo nodes --rate 100mbit -- torchrun train.py --epochs 3
 
 COMMAND is what you would type on each machine: an `accelerate launch` or `torchrun` command, a
 Python script that connects its processes itself, or any other program. Launchers get the flags that
@@ -19,7 +19,6 @@ import os
 import re
 import shlex
 from contextlib import ExitStack
-from pathlib import Path
 from queue import SimpleQueue
 
 from accel_demo.errors import UserError, say
@@ -92,17 +91,14 @@ def read(arguments: list[str]):
     options, unknown = parser.parse_known_args(own)
     if unknown:
         if not unknown[0].startswith("-"):
-            raise UserError(f"put -- before a command: accel-demo nodes -- {' '.join(unknown)}")
+            words = own[own.index(unknown[0]) :]
+            raise UserError(f"put -- before a command: accel-demo nodes -- {shlex.join(words)}")
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     check(options)
     if command is not None and not command:
         raise UserError("there is no command after --")
     if command is None:
         command = launches.default_command(options.elastic)
-        if not Path("accel_demo/train.py").exists():
-            raise UserError(
-                "accel_demo/train.py is not in this folder. Go to the repository, or add a command."
-            )
     options.command = command
     return options
 

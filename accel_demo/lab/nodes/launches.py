@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accel_demo.errors import UserError
+from accel_demo.lab.course.launch_files import launch_config, train_file
 from accel_demo.processes.environment import TORCHRUN_VARIABLES
 
 RUN_MODULES = {
@@ -12,8 +13,7 @@ RUN_MODULES = {
     "accelerate.commands.launch": "accelerate",
 }
 OWN_CONFIG = Path(__file__).with_name("accelerate_config.yaml")
-LAUNCH = "accelerate launch --config_file accelerate_configs/multi_node_cpu.yaml"
-TRAIN = "accel_demo/train.py --resume auto --checkpoint-every 10 --collective-timeout 30 --run-dir"
+TRAIN_OPTIONS = "--resume auto --checkpoint-every 10 --collective-timeout 30 --run-dir"
 MEETING = 60  # seconds that a launcher waits for the other nodes' launchers
 # Wait 10 s for more nodes once there are enough, and consider a silent node dead after 3 × 2 s.
 ELASTIC_SETTINGS = "last_call_timeout=10,keep_alive_interval=2"
@@ -44,7 +44,9 @@ def default_command(elastic: bool) -> list[str]:
     number = 1
     while Path(f"runs/nodes-{number}/summary.json").exists():  # that run is complete
         number += 1
-    return f"{'torchrun' if elastic else LAUNCH} {TRAIN} runs/nodes-{number}".split()
+    accelerate = ["accelerate", "launch", "--config_file", launch_config("multi_node_cpu")]
+    launcher = ["torchrun"] if elastic else accelerate
+    return [*launcher, train_file("train"), *TRAIN_OPTIONS.split(), f"runs/nodes-{number}"]
 
 
 def commands_for(command: list[str], plan: Plan, node: int) -> list[tuple[list[str], dict]]:

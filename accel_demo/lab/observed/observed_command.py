@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from accel_demo.errors import say
+from accel_demo.lab.course.originals import PACKAGE
 from accel_demo.lab.observed.keeper import files_of
 from accel_demo.lab.observed.places import short_path, text_of
 from accel_demo.lab.observed.ranks import Rank, read_launches
@@ -65,7 +66,6 @@ class ObservedCommand:
             try:
                 self.start_keeper()
                 self.follow()
-                self.erase_progress()
                 return self.end()
             except BaseException:
                 self.end()
@@ -80,6 +80,7 @@ class ObservedCommand:
             subprocess.DEVNULL,
             None,
             stdin=subprocess.PIPE,
+            cwd=PACKAGE.parent,  # not the reader's folder, whose files might hide modules
             new_session=True,
         )
         assert self.keeper.stdin
@@ -90,6 +91,7 @@ class ObservedCommand:
     def end(self) -> dict:
         """Wait until the keeper has ended the command and put the files back."""
         ignore_stop_signals()
+        self.erase_progress()
         if self.keeper is None:
             return {}
         assert self.keeper.stdin

@@ -101,7 +101,7 @@ def judge_ours(outcome: grading.Outcome, folder: Path) -> None:
         reason = str(mistake).partition("\n")[0].replace("your file", "the file")
         raise UserError(
             "our answer, which yours is compared with, has failed (if you have changed "
-            f"answers/12_port.py, restore it with `git checkout`): {reason}"
+            f"answers/12_port.py, reinstall accel-demo): {reason}"
         ) from None
 
 
