@@ -76,7 +76,7 @@ def ink_on(background: tuple[int, int, int]) -> str:
     The contrast is at least 4.58. Source: https://www.w3.org/TR/WCAG22/#dfn-relative-luminance
     """
     linear = [
-        part / 3294.6 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4
+        part / 255 / 12.92 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4
         for part in background
     ]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

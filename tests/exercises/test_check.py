@@ -58,8 +58,8 @@ def states(capfd) -> dict[str, str]:
 
 def solve(number: str, folder) -> None:
     """Write our answer to the exercise file."""
-    [file] = folder.glob(f"{number}_*.py")
-    file.write_bytes(exercises.Exercise(number).answer.read_bytes())
+    ours = exercises.Exercise(number).answer
+    write_whole(folder / ours.name, ours.read_bytes())
 
 
 def test_the_list_shows_the_result_of_the_last_check_and_whether_the_file_has_changed(two, capfd):
