@@ -75,7 +75,7 @@ def make_parser() -> Parser:
         f"Distributed data-parallel training, taken apart.\n\ncommands:\n{lines}",
         prog="accel-demo",
         usage="accel-demo COMMAND [OPTIONS]",
-        epilog="Run accel-demo COMMAND --help for the command's options and two examples.",
+        epilog="Run accel-demo COMMAND --help for the command's options and examples.",
     )
     parser.add_argument("command", nargs="?", help=SUPPRESS)
     parser.add_argument("--version", action="version", version=f"accel-demo {__version__}")

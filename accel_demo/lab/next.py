@@ -43,7 +43,8 @@ def main(arguments: list[str]) -> int:
     number = exercise.number
     display(f"\n{number} {title}\n{question}\n")
     display(f"  read  tutorials/{name}.md")
-    display(f"  edit  {file}: {exercise.title} ({course.state(exercise)})")
+    display(f"  edit  {file} ({course.state(exercise)})")
+    display(f"  task  {exercise.title}")
     display(f"\nThen run `accel-demo check {number}`. For a hint: `accel-demo hint {number}`")
     return 0
 

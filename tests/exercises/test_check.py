@@ -193,6 +193,7 @@ def next_exercise(capsys, *flags: str) -> str:
 def test_next_follows_the_main_path_past_what_is_solved_or_skipped(course, capsys):
     assert next_exercise(capsys) == "10"
     assert next_exercise(capsys, "--skip") == "11"
+    assert course.state(exercises.Exercise("10")) == "skipped"
     course.record(exercises.Exercise("11"), True, "")
     assert next_exercise(capsys) == "12"
     course.record(exercises.Exercise("12"), False, "")

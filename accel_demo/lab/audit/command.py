@@ -4,9 +4,10 @@ accel-demo audit train.py
 accel-demo audit --steps 50 -- torchrun --nproc-per-node 2 train.py --epochs 3
 
 The script is run unchanged and without GPUs; a script without a launcher, in two processes. Its
-loaders return only a few batches, so that the end of an epoch, the evaluation and saving are
-reached, and the run ends after a few optimizer steps. Files that it overwrites are put back
-afterwards.
+loaders return only a few batches, so that it soon reaches the end of an epoch, and the run ends
+after a few optimizer steps. With --steps 0, it ends where the script ends, so that mistakes are
+also found in what the script does last, such as saving. Files that it overwrites are put back
+afterwards; new files stay.
 
 The exit code is 0 if there is nothing above a note, 1 if there are findings, and 2 if the script
 could not be observed.

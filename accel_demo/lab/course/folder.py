@@ -41,7 +41,7 @@ class Course:
             if not file.exists():
                 return "missing"
             if not exercise.is_started(file):
-                return "not started"
+                return "skipped" if result.get("is_skipped") else "not started"
             if "is_right" not in result:
                 return "not checked yet"
             words = "right" if result["is_right"] else "wrong"
