@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     is_course = (folder / STATE).is_dir()
     try:
         if not is_course and folder.exists() and any(folder.iterdir()):
-            raise UserError(f"{folder} is not empty. Choose a new folder: accel-demo init FOLDER")
+            raise UserError(f"{folder} is not empty. Choose a new folder.")
     except OSError as error:
         raise UserError(f"{folder} cannot be used ({error.strerror})") from None
     changed, edited = Course(folder).update()

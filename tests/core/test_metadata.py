@@ -140,7 +140,10 @@ def test_the_workflow_runs_all_checks_and_may_only_read():
         for name, job in workflow["jobs"].items()
     }
     assert commands == {
-        "linux": [".ci/run"],
+        "linux": [
+            'git config --global --add safe.directory "$GITHUB_WORKSPACE"',
+            ".ci/run",
+        ],
         "macos": ["python -m pip install -e '.[test]'", "pytest tests/core -q"],
     }
 

@@ -88,7 +88,7 @@ def test_a_tool_that_hangs_gets_one_line(monkeypatch):
 
 
 def test_a_folder_for_temporary_files_that_cannot_be_written_gets_one_line(monkeypatch):
-    def refuse(mode):
+    def refuse(mode, encoding):
         raise OSError(errno.ENOENT, "No usable temporary directory found in ['/x']")
 
     monkeypatch.setattr(cables.tempfile, "NamedTemporaryFile", refuse)

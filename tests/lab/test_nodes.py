@@ -184,7 +184,7 @@ def test_every_kind_of_launch_connects_all_processes(start, tmp_path):
         assert ended.returncode == 0, ended.stdout + ended.stderr
         assert f"node 0 | connected: {connected}\n" in ended.stdout
         if not words:
-            config = "--config_file accelerate_configs/multi_node_cpu.yaml accel_demo/train"
+            config = "--config_file accelerate_configs/multi_node_cpu.yaml train.py"
             assert "accelerate launch --num_machines 2 --machine_rank 1" in ended.stdout
             assert config in ended.stdout
 
@@ -422,8 +422,6 @@ def test_the_time_of_a_step_is_the_bytes_over_the_rate(start):
 @in_namespaces
 def test_two_nodes_of_two_processes_train_to_the_bits_of_four_processes(start, tmp_path):
     """The two nodes run the default command, which uses `accelerate launch`."""
-    for name in ("accel_demo", "accelerate_configs"):
-        (tmp_path / name).symlink_to(REPOSITORY / name)
     ours = start(IN_NAMESPACES, timeout=280, cwd=tmp_path)
     assert ours.returncode == 0, ours.stdout + ours.stderr
     one_machine = "torchrun --standalone --nproc-per-node 4 accel_demo/train.py --run-dir".split()

@@ -21,7 +21,7 @@ from PIL import Image
 
 from accel_demo import train_plain
 from accel_demo.config import TrainConfig
-from accel_demo.errors import UserError
+from accel_demo.errors import UserError, one_line_errors
 from accel_demo.lab.output import _finite
 from accel_demo.lab.report import command as report
 from accel_demo.lab.report.curves import MOST_POINTS, chart, log_ticks, thinned, ticks
@@ -657,7 +657,8 @@ def test_a_long_value_does_not_widen_every_row_on_the_terminal(tmp_path, capsys)
 def test_an_ascii_terminal_shows_question_marks_instead_of_blocks(tmp_path, monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert report.main([str(make_run(tmp_path / "run")), "--quick"]) == 0
+    with one_line_errors():  # as in every program of ours
+        assert report.main([str(make_run(tmp_path / "run")), "--quick"]) == 0
     terminal.seek(0)
     assert re.search(r"\| Train loss +\| run \|.*\?\?\?", terminal.read())
 

@@ -11,7 +11,7 @@ ORIGINALS = _CLONE if (_CLONE / "tutorials" / "course.yaml").is_file() else PACK
 TUTORIALS = ORIGINALS / "tutorials"
 EXERCISES = TUTORIALS / "exercises"
 CONFIGS = ORIGINALS / "accelerate_configs"
-README = Path(__file__).with_name("README.md")
+FRONT_PAGE = Path(__file__).with_name("front_page.txt")  # no .md: its links are those of a course
 TRAIN_FILES = ("train.py", "train_plain.py", "train_dp.py", "train_ddp.py")
 # What only generates or tests the pages, and what would give away the answers
 LEFT_OUT = re.compile(
@@ -31,7 +31,7 @@ def course_files() -> dict[str, bytes]:
     The train files are in the folder itself, where a reader edits and starts them. Pages have no
     cog comments, and what they link to in the package is in source/.
     """
-    files = {"README.md": README.read_bytes(), ".gitignore": b"/runs/\n/data/\n__pycache__/\n"}
+    files = {"README.md": FRONT_PAGE.read_bytes(), ".gitignore": b"/runs/\n/data/\n__pycache__/\n"}
     for path, name in _originals():
         content = path.read_bytes()
         if path.suffix in TEXT:
