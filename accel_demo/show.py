@@ -23,7 +23,7 @@ def table(head: Sequence, rows: Sequence[Sequence]) -> str:
 
     If stdout is a terminal that is too narrow for the table, long cells continue on more lines. If
     this is not enough, the columns are distributed over several tables. All of them begin with the
-    columns that tell the rows apart.
+    columns that distinguish the rows.
     """
     # An unescaped "|" ends a cell, even inside code: https://github.github.com/gfm/#example-200
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (head, *rows)]
@@ -112,7 +112,7 @@ def _parts_that_fit(columns: list[TableColumn], table_width: int) -> list[list[T
 
 
 def _number_of_keys(columns: list[TableColumn], table_width: int) -> int:
-    """Return how many of the first columns tell the rows apart, or 1 if they leave too little room.
+    """Return how many of the first columns distinguish the rows, or 1 if there is too little room.
 
     Any other column must fit beside them.
     """

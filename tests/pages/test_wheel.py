@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import BIN, REPOSITORY
+from tests.pages.test_on_your_script import SCRIPT
 
 pytestmark = [pytest.mark.pages, pytest.mark.timeout(1500)]
 SCRIPTS = ("accelerate", "torchrun")
@@ -117,6 +118,12 @@ def test_training_in_the_written_course_reaches_88_percent_as_it_stands(run):
 def test_audit_nodes_and_crash_work_from_the_written_course(run):
     audit = run("accel-demo audit tutorials/13_train.py", returncode=1)
     assert re.search(r"^error: .*\n  tutorials/13_train\.py:\d+", audit.stdout, re.M)
+    theirs = "accel-demo audit -- torchrun --standalone --nproc-per-node 2 theirs.py"
+    (audit.folder / "theirs.py").write_text(SCRIPT)  # it does not import this package
+    assert run(theirs).stdout.startswith("no errors, no warnings\n\nchecked in 2 processes: ")
+    wrong = SCRIPT.replace("(model(inputs)", "(model.module(inputs)")
+    (audit.folder / "theirs.py").write_text(wrong)
+    assert re.search(r"^error: .*\n  theirs\.py:\d+", run(theirs, returncode=1).stdout, re.M)
     nodes = run("accel-demo nodes --processes-per-node 1 -- torchrun tutorials/44_two_machines.py")
     assert "rank 1" in nodes.stdout
     crash = run("accel-demo crash --quick")
