@@ -127,7 +127,8 @@ from accel_demo.processes.launch import free_port
 
 def where_am_i(cpu):
     accelerator = Accelerator(cpu=cpu)
-    accelerator.print("processes:", accelerator.num_processes, flush=True)
+    line = f"processes: {accelerator.num_processes}\\n"
+    accelerator.print(line, end="", flush=True)  # one write: with debug_launcher, both print
     accelerator.wait_for_everyone()
     accelerator.end_training()
 
