@@ -71,12 +71,16 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Run the largest files first, so that all pytest workers finish at about the same time.
+    """Run the slowest files first, so that all pytest workers finish at about the same time.
 
-    A file's size is a good estimate of the time that its tests take. With `--shuffle`, shuffle all
-    files and their tests instead.
+    These are the files with the longest time limits, then the largest ones. With `--shuffle`,
+    shuffle all files and their tests instead.
     """
-    place = {item.path: -item.path.stat().st_size for item in items}
+    limits = {}
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        limits[item.path] = max(limits.get(item.path, 0), marker.args[0] if marker else 0)
+    place = {path: (-limit, -path.stat().st_size) for path, limit in limits.items()}
     seed = config.getoption("--shuffle")
     if seed is not None:
         order = random.Random(seed)

@@ -21,6 +21,9 @@ PLANTED = {  # script: the command that names its fault, and what it says
 }
 # Whether the machine is idle does not matter to these commands.
 STEADY = [name for name, (command, _) in PLANTED.items() if command != "timeline"]
+each_script = pytest.mark.parametrize(
+    "script", PLANTED, ids=[f"{command}-{script}" for script, (command, _) in PLANTED.items()]
+)
 
 
 def named_in(script: str, fault: bool, folder) -> tuple[list[str], dict]:
@@ -39,14 +42,14 @@ def named_in(script: str, fault: bool, folder) -> tuple[list[str], dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", PLANTED)
+@each_script
 def test_a_planted_fault_is_named(script, tmp_path):
     named, _ = named_in(script, True, tmp_path)
     assert any(PLANTED[script][1] in text for text in named), named
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", PLANTED)
+@each_script
 def test_nothing_is_named_without_it(script, tmp_path):
     """On a busy machine, ranks may wait for each other: then the command must say so."""
     named, result = named_in(script, False, tmp_path)
