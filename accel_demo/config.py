@@ -19,8 +19,9 @@ from typing import Any, NoReturn, cast
 from accel_demo.errors import UserError
 from accel_demo.options import Parser
 
-DATASETS = ("fashion-mnist-small", "fashion-mnist", "mnist", "cifar10", "synthetic")
-MODELS = ("small_cnn", "tiny_cnn", "resnet18", "resnet101", "vgg11")
+DATASETS = ("fashion-mnist-small", "fashion-mnist", "mnist", "cifar10", "synthetic", "text")
+IMAGE_MODELS = ("small_cnn", "tiny_cnn", "resnet18", "resnet101", "vgg11")
+MODELS = (*IMAGE_MODELS, "tiny_gpt")
 OPTIMIZERS = ("adamw", "adam", "sgd")
 # Default weight decay. Adam adds it to the gradient and then divides by the gradient's usual size,
 # so a value that suits AdamW is far too large for Adam.
@@ -131,11 +132,28 @@ class TrainConfig:
             for name in names.split():
                 if not is_met(getattr(self, name)):
                     raise UserError(f"{name} must be {must_be}, got {getattr(self, name)}")
+        if (self.model == "tiny_gpt") != (self.dataset == "text"):
+            raise UserError(
+                f"{self.model} cannot be trained on {self.dataset}. Use --model tiny_gpt with "
+                "--dataset text, and any other model with images."
+            )
+        if self.augment and self.dataset == "text":
+            raise UserError("--augment changes images, not text. Leave it out.")
         # Batch norm needs two values per channel, but a resnet reduces each image to one pixel.
         if self.model.startswith("resnet") and self.batch_size < 2:
             raise UserError(
                 f"{self.model} needs batches of at least two images, got --batch-size 1"
             )
+
+    @property
+    def sample(self) -> str:
+        """What the dataset calls one sample: "image", or "sequence" of characters."""
+        return "sequence" if self.dataset == "text" else "image"
+
+    @property
+    def counted_unit(self) -> str:
+        """What has a label, and is counted in a run's metrics: "image" or "character"."""
+        return "character" if self.dataset == "text" else "image"
 
     def fixed_choices(self) -> dict:
         """Return the options that identify a run. They must not change when the run is resumed."""

@@ -1,7 +1,7 @@
 """Load the datasets into memory, and read batches of images from them.
 
 A batch is a tuple `(images, labels)`. `images` is a normalized float32 tensor [B, C, H, W] in the
-channels-last memory format, and `labels` is int64 [B].
+channels-last memory format, and `labels` is int64 [B]. (For batches of text, see text.py.)
 """
 
 import gzip
@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from accel_demo.config import TrainConfig
 from accel_demo.errors import UserError
+from accel_demo.text import TextSet
 
 ASSETS = Path(__file__).parent / "assets"
 MAX_SHIFT = 2  # augmentation shifts an image by at most this many pixels
@@ -36,13 +37,15 @@ STATISTICS = {
     "synthetic": (DIGITS, [0.5], [0.25]),
 }
 TORCHVISION_NAMES = {"fashion-mnist": "FashionMNIST", "mnist": "MNIST", "cifar10": "CIFAR10"}
-# SHA-256 of the packaged files after decompression, as printed by accel_demo/assets/cut_subset.py.
+# SHA-256 of the packaged files after decompression, as printed by cut_subset.py and cut_text.py.
 PACKAGED_SUMS = {
     "train-images-idx3-ubyte": "013e0146a12ffe20bb15231b271b3de75cdf6392179a566b259e9e554ae50969",
     "train-labels-idx1-ubyte": "36e79d5689bd22c4e40dcd2e719eb4e07124df9e3b22384e8578b09b31a63206",
     "t10k-images-idx3-ubyte": "3e9b507a3cb1d1344415e149e61fdf784953c643c8b19df8d88ae3e60dff3985",
     "t10k-labels-idx1-ubyte": "9821ef487dcd05ed9346314c9f074d1cda0f8273407030954d974c72596fbaf8",
+    "alice.txt": "7f620abb8c8af2938a140f46610ae5c1fb7fcb60a492906f2b1f0468ca5ffe16",
 }
+TEST_SHARE = 0.1  # the last part of the text, which is for testing
 # SHA-256 of the decompressed Fashion-MNIST files. MNIST has different files with the same names.
 FASHION_MNIST_SUMS = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -65,22 +68,28 @@ def download(config: TrainConfig) -> None:
 
 def load_datasets(
     config: TrainConfig, world_size: int | None = None
-) -> tuple["ImageSet", "ImageSet"]:
+) -> tuple["ImageSet | TextSet", "ImageSet | TextSet"]:
     """Return the training set and the test set. Call `download` first if files may be missing.
 
     Raises `UserError` if a file is missing, truncated or altered, if the config requests more
-    samples than the dataset has, or if there are too few training images for one batch on each of
+    samples than the dataset has, or if there are too few training samples for one batch on each of
     `world_size` processes.
     """
-    train_set = _load_split(config, "train", config.train_samples, config.augment)
-    test_set = _load_split(config, "test", config.test_samples, augment=False)
+    load = _load_text if config.dataset == "text" else load_images
+    train_set, test_set = load(config)
     needed = config.batch_size * (world_size or 0)
     if len(train_set) < needed:
         raise UserError(
-            f"one batch per process needs {needed} training images, but there are only "
+            f"one batch per process needs {needed} training {config.sample}s, but there are only "
             f"{len(train_set)}. Use a smaller --batch-size."
         )
     return train_set, test_set
+
+
+def load_images(config: TrainConfig) -> tuple["ImageSet", "ImageSet"]:
+    """Return the training images and the test images, as `load_datasets` does."""
+    train_set = _load_split(config, "train", config.train_samples, config.augment)
+    return train_set, _load_split(config, "test", config.test_samples, augment=False)
 
 
 def packaged_set(split: str) -> TensorDataset:
@@ -153,8 +162,21 @@ def read_idx(folder: Path, name: str, sums: dict[str, str] | None = None) -> tor
     file is missing, truncated or altered.
     Format: http://yann.lecun.com/exdb/mnist/
     """
+    content = _read_file(folder, name, sums)
+    header_size = 4 + 4 * content[3] if len(content) > 3 else 0
+    sizes = [int.from_bytes(content[i : i + 4], "big") for i in range(4, header_size, 4)]
+    data = torch.frombuffer(bytearray(content[header_size:]) or bytearray(1), dtype=torch.uint8)
+    if content[:3] != b"\0\0\x08" or data.numel() != torch.Size(sizes).numel():
+        raise UserError(
+            f"{folder / name} is truncated, or not a uint8 idx file. {_copy_again(folder)}"
+        )
+    return data.view(sizes)
+
+
+def _read_file(folder: Path, name: str, sums: dict[str, str] | None) -> bytes:
+    """Return the content of `folder/name` or, decompressed, of `folder/name.gz`: see `read_idx`."""
     path = folder / name
-    again = "Install accel-demo again." if folder == ASSETS else "Copy it again."
+    again = _copy_again(folder)
     if not path.exists():
         path = folder / f"{name}.gz"
     try:
@@ -167,12 +189,24 @@ def read_idx(folder: Path, name: str, sums: dict[str, str] | None = None) -> tor
         raise UserError(f"{path} cannot be read ({error}). {again}") from None
     if sums is not None and hashlib.sha256(content).hexdigest() != sums[name]:
         raise UserError(f"{path} is not the original file: its checksum differs. {again}")
-    header_size = 4 + 4 * content[3] if len(content) > 3 else 0
-    sizes = [int.from_bytes(content[i : i + 4], "big") for i in range(4, header_size, 4)]
-    data = torch.frombuffer(bytearray(content[header_size:]) or bytearray(1), dtype=torch.uint8)
-    if content[:3] != b"\0\0\x08" or data.numel() != torch.Size(sizes).numel():
-        raise UserError(f"{path} is truncated, or not a uint8 idx file. {again}")
-    return data.view(sizes)
+    return content
+
+
+def _copy_again(folder: Path) -> str:
+    return "Install accel-demo again." if folder == ASSETS else "Copy it again."
+
+
+def _load_text(config: TrainConfig) -> tuple[TextSet, TextSet]:
+    text = _read_file(ASSETS, "alice.txt", PACKAGED_SUMS).decode("ascii")
+    end = round(len(text) * (1 - TEST_SHARE))
+    train_set, test_set = TextSet(text[:end]), TextSet(text[end:])
+    for split, part, samples in (
+        ("train", train_set, config.train_samples),
+        ("test", test_set, config.test_samples),
+    ):
+        _check_samples(config, split, samples, len(part))
+        part.inputs, part.labels = part.inputs[: samples or None], part.labels[: samples or None]
+    return train_set, test_set
 
 
 def _load_split(config: TrainConfig, split: str, samples: int, augment: bool) -> ImageSet:
@@ -191,13 +225,19 @@ def _load_split(config: TrainConfig, split: str, samples: int, augment: bool) ->
     else:
         sums = FASHION_MNIST_SUMS if config.dataset == "fashion-mnist" else None
         images, labels = _read_split(_idx_folder(config), split, sums)
-    if samples > len(labels):
-        raise UserError(
-            f"{split}_samples is {samples}, but {config.dataset} has {len(labels)} {split} images"
-        )
+    _check_samples(config, split, samples, len(labels))
     samples = samples or len(labels)
     images, labels = images[:samples], labels[:samples].long()
     return ImageSet(images, labels, class_names, mean, std, augment, config.seed)
+
+
+def _check_samples(config: TrainConfig, split: str, samples: int, available: int) -> None:
+    """Raise `UserError` if the config requests more samples than the dataset has."""
+    if samples > available:
+        raise UserError(
+            f"{split}_samples is {samples}, but {config.dataset} has {available} {split} "
+            f"{config.sample}s"
+        )
 
 
 def _read_split(

@@ -1,4 +1,7 @@
-"""The models. Each takes images [B, C, H, W] and returns logits [B, 10]."""
+"""The models. Each takes images [B, C, H, W] and returns logits [B, 10].
+
+For the exception, which takes and predicts characters, see tiny_gpt.py.
+"""
 
 import math
 
@@ -7,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from accel_demo.config import TrainConfig
+from accel_demo.tiny_gpt import TinyGPT
 
 CLASSES = 10
 
@@ -21,6 +25,8 @@ def make_model(config: TrainConfig) -> nn.Module:
         model = small_cnn(channels, size, config.dropout)
     elif config.model == "tiny_cnn":
         model = tiny_cnn(channels, size, config.dropout)
+    elif config.model == "tiny_gpt":
+        model = TinyGPT(config.dropout)
     elif config.model == "vgg11":
         model = VGG11(channels, config.dropout)
     else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from accel_demo.config import TrainConfig
@@ -14,6 +15,7 @@ from accel_demo.data import ImageSet
 from accel_demo.models import make_model
 from accel_demo.processes.devices import autocast_for
 from accel_demo.run.folder import save_model, write_json
+from accel_demo.text import TextSet
 
 MOST_MISTAKES = 24  # maximum number of wrong predictions to store with their images
 
@@ -22,11 +24,13 @@ def save_results(
     folder: Path,
     state_dict: dict[str, Any],
     config: TrainConfig,
-    test_set: ImageSet,
+    test_set: ImageSet | TextSet,
     precision: str,
     device: torch.device,
 ) -> None:
-    """Write model.safetensors and predictions.json. Call this in one process only.
+    """Write model.safetensors and predictions.json, or characters.json if the dataset is text.
+
+    Call this in one process only.
 
     For the predictions, this process runs the model on the whole test set once more.
     `precision` is the precision of the training run: "no", "bf16" or "fp16".
@@ -40,20 +44,24 @@ def save_results(
     model.load_state_dict(state_dict, assign=True)
     model.to(device)  # in case the weights are on the CPU
     logits = logits_of(model, test_set, config.eval_batch_size, precision, device)
-    write_json(folder / "predictions.json", predictions_of(logits, test_set))
+    if isinstance(test_set, TextSet):
+        write_json(folder / "characters.json", characters_of(logits, test_set))
+    else:
+        write_json(folder / "predictions.json", predictions_of(logits, test_set))
 
 
 @torch.no_grad()
 def logits_of(
     model: torch.nn.Module,
-    test_set: ImageSet,
+    test_set: ImageSet | TextSet,
     batch_size: int,
     precision: str,
     device: torch.device,
 ) -> torch.Tensor:
-    """Return the logits of all test images, in dataset order: float32 [N, classes] on the CPU.
+    """Return the logits of all test samples, in dataset order: float32 [N, classes] on the CPU.
 
-    `precision` is the precision of the training run: "no", "bf16" or "fp16".
+    For text, the shape is [N, classes, T]. `precision` is the precision of the training run: "no",
+    "bf16" or "fp16".
     """
     model.eval()
     logits = []
@@ -93,6 +101,32 @@ def predictions_of(logits: torch.Tensor, test_set: ImageSet) -> dict:
         "confusion": pairs.reshape(classes, classes).tolist(),
         "mistakes": mistakes,
     }
+
+
+def characters_of(logits: torch.Tensor, test_set: TextSet) -> dict:
+    """Return how well each character of the test text is predicted.
+
+    The characters with the largest part of the whole loss come first. `times` is how often a
+    character occurs, `loss` is its mean loss in nats, and `accuracy` is how often it has the
+    highest probability. `logits` is float32 [N, classes, T].
+    """
+    labels = test_set.labels.flatten()
+    losses = F.cross_entropy(logits, test_set.labels, reduction="none").flatten()
+    is_right = (logits.argmax(dim=1) == test_set.labels).flatten().float()
+    times = labels.bincount(minlength=len(test_set.class_names))
+    loss_of, right_of = (labels.bincount(values, len(times)) for values in (losses, is_right))
+    characters = []
+    for number in loss_of.argsort(descending=True, stable=True).tolist():
+        if count := times[number].item():
+            characters.append(
+                {
+                    "character": test_set.class_names[number],
+                    "times": count,
+                    "loss": loss_of[number].item() / count,
+                    "accuracy": right_of[number].item() / count,
+                }
+            )
+    return {"characters": characters}
 
 
 def _png(pixels: torch.Tensor) -> str:

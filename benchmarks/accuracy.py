@@ -23,7 +23,7 @@ from baseline import EPOCHS
 from measuring import CPU_LAUNCH, FinishedRun, in_turns, main, train
 
 from accel_demo.config import TrainConfig
-from accel_demo.data import load_datasets
+from accel_demo.data import load_images
 from accel_demo.lab import machine
 from accel_demo.lab.measurements import Report, Table
 from accel_demo.options import Parser
@@ -47,7 +47,7 @@ def measure(options: Namespace) -> Report:
     if options.quick:
         name, samples, epochs = "fashion-mnist-small", 2000, 1
     folder = str(options.data_dir.resolve())
-    image_sets = load_datasets(TrainConfig(name, data_dir=folder, train_samples=samples))
+    image_sets = load_images(TrainConfig(name, data_dir=folder, train_samples=samples))
     precision = "bf16" if machine.has_bf16_instructions() else "no"
     launch = f"{CPU_LAUNCH} --mixed_precision {precision} accel_demo/train.py --dataset {name}"
     ours = [*launch.split(), "--data-dir", folder, "--train-samples", samples]

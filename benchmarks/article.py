@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from torchvision import models
 
 from accel_demo.config import TrainConfig
-from accel_demo.data import load_datasets
+from accel_demo.data import load_images
 from accel_demo.lab import machine, pool_worker
 from accel_demo.lab.bench.stepped_training import wait_for
 from accel_demo.lab.measurements import Report, Table
@@ -76,7 +76,7 @@ def train_ours(precision: str, batch_size: int, seed: int) -> dict:
 def train_article(batch_size: int, seed: int) -> dict:
     """Train with the article's loop, and return fields that `train_ours` returns too."""
     torch.manual_seed(seed)
-    train_set, _ = load_datasets(TrainConfig())
+    train_set, _ = load_images(TrainConfig())
     train_set = TorchvisionSet(train_set.pixels[..., 0], train_set.labels, (0.5,), (1.0,))
     train_loader = DataLoader(train_set, batch_size, shuffle=True)
     model, started_at = make_model().to(DEVICE).train(), 0.0

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from accel_demo.anatomy.gil import one_torch_thread
 from accel_demo.batches import loader_options
 from accel_demo.config import TrainConfig
-from accel_demo.data import load_datasets
+from accel_demo.data import load_images
 from accel_demo.lab.measurements import Report, Table
 
 REPEATS = 5
@@ -49,7 +49,7 @@ def make_loaders() -> dict[str, DataLoader]:
     """
     shuffled = {"batch_size": BATCH_SIZE, "shuffle": True}
     options = loader_options(TrainConfig(), torch.device("cpu"))
-    ours, augmented = (load_datasets(TrainConfig(augment=augment))[0] for augment in (False, True))
+    ours, augmented = (load_images(TrainConfig(augment=augment))[0] for augment in (False, True))
     theirs = TorchvisionSet(ours.pixels[..., 0], ours.labels)
     first_batch = tuple(next(iter(DataLoader(theirs, BATCH_SIZE))))
     torch.testing.assert_close(ours.__getitems__([*range(BATCH_SIZE)]), first_batch)

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_demo.anatomy.data_parallel.phases import DataParallel
 from accel_demo.anatomy.data_parallel.scatter_gather import REPLICATE_BACKWARD
-from accel_demo.config import MODELS, TrainConfig
+from accel_demo.config import IMAGE_MODELS, TrainConfig
 from accel_demo.errors import UserError, one_line_errors
 from accel_demo.models import CLASSES, make_model
 from accel_demo.options import Parser
@@ -260,7 +260,7 @@ def _local_batch(device: torch.device) -> list[torch.Tensor]:
 
 def main() -> None:
     parser = Parser(__doc__, plot=True, processes=2)
-    parser.add_option("--model", "small_cnn", "the model", choices=MODELS)
+    parser.add_option("--model", "small_cnn", "the model", choices=IMAGE_MODELS)
     parser.add_option("--optimizer", "adamw", "the optimizer", choices=OPTIMIZERS)
     options = parser.parse_args()
     if GLOBAL_BATCH % options.processes:

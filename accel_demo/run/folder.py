@@ -53,12 +53,12 @@ def write_launch(folder: Path, config: TrainConfig, environment: dict, start: di
     write_json(folder / "start.json", start)
     write_json(folder / "environment.json", environment)
     write_json(folder / "config.json", _choices(config))
-    processes, images = environment["processes"], config.batch_size * config.accumulate
+    processes, samples = environment["processes"], config.batch_size * config.accumulate
     with output_may_be_closed():
         display(
             f"{counted(processes, 'process')} on {environment['device']} "
             f"({environment['backend']}): {config.model} on {config.dataset}, "
-            f"{processes * images} images per step"
+            f"{processes * samples} {config.sample}s per step"
         )
 
 

@@ -22,9 +22,9 @@ from accel_demo.wording import counted
 class TrainLog:
     """The metrics of a run. Every process computes them, but only the main process writes them.
 
-    The images per second are summed over all processes, and measured only during training. If the
-    run continues from a checkpoint, `start_step` is the step from which it continues, and `saved`
-    is the `state()` stored in the checkpoint.
+    The images or characters per second are summed over all processes, and measured only during
+    training. If the run continues from a checkpoint, `start_step` is the step from which it
+    continues, and `saved` is the `state()` stored in the checkpoint.
 
     On a terminal, each epoch has a progress bar. If stderr is a pipe or a file, `count_batch`
     prints a line instead whenever nothing has been printed for `silence` seconds.
@@ -50,7 +50,8 @@ class TrainLog:
         self.silence, self.printed_at = silence, time.monotonic()
         self.writer = None
         self.start_step = start_step
-        self.images = saved.get("images", 0.0)  # number of images processed in `seconds`
+        self.unit = config.counted_unit  # "image" or "character"
+        self.images = saved.get("images", 0.0)  # images or characters processed in `seconds`
         self.seconds = saved.get("seconds", 0.0)
         self.test_accuracy = saved.get("test_accuracy", 0.0)
         self.best_test_accuracy = saved.get("best_test_accuracy", 0.0)
@@ -123,11 +124,11 @@ class TrainLog:
             "epoch": self.epoch,
             "learning_rate": learning_rate,
             **means(totals, "train"),
-            "images_per_second": totals[2].item() / seconds,
+            f"{self.unit}s_per_second": totals[2].item() / seconds,
         }
         self.latest = (
             f"loss {metrics['train_loss']:.3f}, accuracy {metrics['train_accuracy']:.3f}, "
-            f"{metrics['images_per_second']:,.0f} images/s"
+            f"{totals[2].item() / seconds:,.0f} {self.unit}s/s"
         )
         self.bar.set_postfix_str(self.latest, refresh=False)
         self._write(metrics)
@@ -152,7 +153,7 @@ class TrainLog:
         summary = {
             "test_accuracy": self.test_accuracy,
             "best_test_accuracy": self.best_test_accuracy,
-            "images_per_second": self.images / self.seconds,
+            f"{self.unit}s_per_second": self.images / self.seconds,
             "train_seconds": self.seconds,
             "processes": self.processes,
             "device": device.type,
@@ -165,7 +166,7 @@ class TrainLog:
             write_json(self.folder / "summary.json", summary)
         self._print(
             f"done: test accuracy {self.test_accuracy:.4f}, "
-            f"{summary['images_per_second']:,.0f} images/s, {self.seconds:.1f} s of training, "
+            f"{self.images / self.seconds:,.0f} {self.unit}s/s, {self.seconds:.1f} s of training, "
             f"{counted(self.processes, 'process')} on {device.type}; saved in {self.folder}"
         )
 

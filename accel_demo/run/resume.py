@@ -183,13 +183,14 @@ def find_start(run: Path, config: TrainConfig, environment: dict, batches_per_ep
         step = epoch * config.steps_per_epoch(batches_per_epoch) + config.steps_per_epoch(batches)
         remarks.append(
             f"saved with {counted(saved['processes'], 'process')}, resuming with {processes}: each "
-            "image is used at most once per epoch, but results are no longer bitwise identical"
+            f"{config.sample} is used at most once per epoch, but results are no longer bitwise "
+            "identical"
         )
         if left_out := max(0, batches * processes - used) * config.batch_size:
             step_size = processes * config.batch_size * config.accumulate
             remarks.append(
-                f"this leaves out {counted(left_out, 'image')} of epoch {epoch + 1}, because "
-                f"a step now uses {counted(step_size, 'image')}"
+                f"this leaves out {counted(left_out, config.sample)} of epoch {epoch + 1}, because "
+                f"a step now uses {counted(step_size, config.sample)}"
             )
     total_steps = config.total_steps(batches_per_epoch)
     if step >= total_steps:  # the run is complete, except for an evaluation inside an epoch
@@ -264,7 +265,7 @@ def check_not_inside(folder: Path) -> None:
 def delete_later_results(run: Path, start: Start) -> None:
     """Delete the final results, and all metrics and checkpoints from after the start position."""
     metrics = run / "metrics.jsonl"
-    for name in ("summary.json", "model.safetensors", "predictions.json"):
+    for name in ("summary.json", "model.safetensors", "predictions.json", "characters.json"):
         (run / name).unlink(missing_ok=True)
     reached = position(start.folder) if start.folder else (-1.0, 0.0)
     for path in checkpoints_of(run):

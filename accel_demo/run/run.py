@@ -35,6 +35,7 @@ from accel_demo.run.shared_folder import (
     shared_folder,
 )
 from accel_demo.terminal import display
+from accel_demo.text import TextSet
 
 
 def claim_run(
@@ -130,11 +131,11 @@ class Run:
         """The position at which this launch starts."""
         return self.checkpoints.start
 
-    def settle_buckets(self, model: torch.nn.Module, train_set: ImageSet) -> None:
+    def settle_buckets(self, model: torch.nn.Module, train_set: ImageSet | TextSet) -> None:
         """Before a checkpoint is loaded, let DDP put its buckets into their final order.
 
         This has an effect only if the run starts from a checkpoint and `model` is a DDP model: then
-        the model runs one forward and one backward pass on images from `train_set`.
+        the model runs one forward and one backward pass on samples of `train_set`.
 
         In its first step, DDP assigns gradients to buckets in the order of the parameters. From the
         second step on, it uses the order in which the first backward pass produced the gradients.

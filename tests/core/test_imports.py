@@ -25,8 +25,10 @@ LAYERS = [
     {"processes"},
     {"optimizer"},
     {"metrics", "models"},
-    {"assets"},  # a script that creates the packaged images
+    {"tiny_gpt"},
+    {"assets"},  # scripts that create the packaged images and text
     {"data"},
+    {"text"},
     {"config"},
     {"options"},
     {"progress_bar"},

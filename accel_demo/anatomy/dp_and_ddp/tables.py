@@ -9,7 +9,7 @@ import torch.distributed as dist
 from accel_demo.anatomy import memory
 from accel_demo.anatomy.dp_and_ddp import counting
 from accel_demo.anatomy.dp_and_ddp.counting import BACKWARD, DDP, DP, FORWARD, DeviceCounts
-from accel_demo.config import MODELS
+from accel_demo.config import IMAGE_MODELS
 from accel_demo.errors import UserError
 from accel_demo.options import Parser
 from accel_demo.processes.group import run_in_group
@@ -18,7 +18,7 @@ from accel_demo.show import COLORS, new_figure, save, table
 
 def main(description: str | None) -> None:
     parser = Parser(description, plot=True, processes=2)
-    parser.add_option("--model", "small_cnn", "the model", choices=MODELS)
+    parser.add_option("--model", "small_cnn", "the model", choices=IMAGE_MODELS)
     options = parser.parse_args()
     if memory.GLOBAL_BATCH % options.processes:
         batch, processes = memory.GLOBAL_BATCH, options.processes

@@ -16,7 +16,7 @@ replicas in two threads even on a CPU.
 
 from argparse import Namespace
 
-from accel_demo.config import MODELS, TrainConfig
+from accel_demo.config import IMAGE_MODELS, TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.lab.machine import usable_cores
 from accel_demo.lab.measurements import Report, Table
@@ -32,7 +32,7 @@ PLAIN, DATA_PARALLEL, DDP = "plain PyTorch", "nn.DataParallel", "raw DDP"
 
 def add_options(parser: Parser) -> None:
     help = "the model to train (default: small_cnn)"
-    parser.add_argument("--model", default="small_cnn", choices=MODELS, help=help)
+    parser.add_argument("--model", default="small_cnn", choices=IMAGE_MODELS, help=help)
     help = "images per optimizer step over all devices (default: 256)"
     parser.add_argument("--global-batch", type=int, default=256, metavar="N", help=help)
     help = "compare forward passes with and without Python code in them"

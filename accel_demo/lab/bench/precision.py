@@ -9,7 +9,7 @@ weights, and train on the same images in turn, a few steps at a time.
 
 from argparse import Namespace
 
-from accel_demo.config import MODELS
+from accel_demo.config import IMAGE_MODELS
 from accel_demo.errors import UserError
 from accel_demo.lab import machine
 from accel_demo.lab.measurements import Report, Table
@@ -28,8 +28,8 @@ STEPS_OF_LARGE, BATCH_SIZE_OF_LARGE = 1, 32
 
 def add_options(parser: Parser) -> None:
     default = ["small_cnn", "resnet18"]
-    help = f"models to train, of {', '.join(MODELS)} (default: {' '.join(default)})"
-    choices = {"choices": MODELS, "metavar": "MODEL"}
+    help = f"models to train, of {', '.join(IMAGE_MODELS)} (default: {' '.join(default)})"
+    choices = {"choices": IMAGE_MODELS, "metavar": "MODEL"}
     parser.add_argument("--models", nargs="+", **choices, default=default, help=help)
     help = f"steps per turn (default: {STEPS}; {STEPS_OF_LARGE} for {', '.join(LARGE)})"
     parser.add_argument("--steps", type=int, metavar="N", help=help)

@@ -16,7 +16,7 @@ cannot be measured separately, because they belong to the same process.
 
 from pathlib import Path
 
-from accel_demo.config import MODELS
+from accel_demo.config import IMAGE_MODELS
 from accel_demo.errors import UserError
 from accel_demo.guess import comparison
 from accel_demo.lab.memory import own, tables
@@ -89,7 +89,7 @@ def make_parser() -> Parser:
     parser.add_processes(2, "number of ranks (DDP, FSDP2) or devices (nn.DataParallel)")
     parser.add_guess("bytes per parameter on a rank of DDP, without activations")
     parser.begin_group(OURS)
-    parser.add_option("--model", "vgg11", "the model to train", choices=MODELS)
+    parser.add_option("--model", "vgg11", "the model to train", choices=IMAGE_MODELS)
     choices = {"quick": QUICK_OPTIMIZER, "choices": list(STATES)}
     parser.add_option("--optimizer", OPTIMIZER, "the optimizer", **choices)
     parser.add_option("--batch-size", BATCH_SIZE, "images per device", quick=QUICK_BATCH_SIZE)

@@ -12,11 +12,12 @@ Otherwise, it trains with each version of our training loop, and compares the we
 one process, train.py is compared with train_plain.py, train_dp.py and train_ddp.py. On several
 processes, it is compared with train_ddp.py, and with two runs of train.py on one process that have
 the same global batch: one accumulates smaller batches, the other uses one large batch. All runs
-read the same images in the same order, and cuDNN is deterministic. The exit code is 1 if the
+read the same samples in the same order, and cuDNN is deterministic. The exit code is 1 if the
 weights of any two runs differ by more than the table promises.
 """
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from accel_demo.config import MODELS, OPTIMIZERS, TrainConfig
@@ -52,7 +53,7 @@ def main(arguments: list[str]) -> int:
         from accel_demo.lab.parity.comparison import compare_pairs
         from accel_demo.lab.parity.runs import train_all
 
-    check_images(options, config)
+    check_samples(options, config)
     pairs = plan(options.processes, options.batch_size)
     runs = dict.fromkeys(run for pair in pairs for run in (pair.first, pair.second))  # unique runs
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +87,7 @@ def make_parser(of_script: bool = False) -> Parser:
     parser.add_option("--model", "small_cnn", "the model to train", choices=MODELS)
     help = "the optimizer; sgd keeps rounding errors small"
     parser.add_option("--optimizer", "sgd", help, choices=OPTIMIZERS)
-    parser.add_option("--batch-size", 32, "images per process and micro-batch")
+    parser.add_option("--batch-size", 32, "samples per process and micro-batch")
     parser.begin_group(YOURS)
     add_options(parser)
     help = "the flag of its batch size, for example --batch-flag=--batch-size"
@@ -104,6 +105,7 @@ def read(arguments: list[str]):
     options = parser.parse_args(arguments)
     refuse_options(parser, arguments, YOURS)
     config = TrainConfig(
+        dataset="text" if options.model == "tiny_gpt" else TrainConfig.dataset,
         model=options.model,
         optimizer=options.optimizer,
         learning_rate=PEAK_LEARNING_RATE[options.optimizer],
@@ -115,14 +117,14 @@ def read(arguments: list[str]):
     return options, config
 
 
-def check_images(options, config: TrainConfig) -> None:
-    """Raise `UserError` if there are too few images for all steps."""
+def check_samples(options, config: TrainConfig) -> None:
+    """Raise `UserError` if there are too few samples for all steps."""
     from accel_demo.data import load_datasets  # slow: imports torch
 
-    train_set, _ = load_datasets(TrainConfig())
+    train_set, _ = load_datasets(replace(config, train_samples=0))
     if config.train_samples > len(train_set):
         raise UserError(
-            f"{options.steps} steps of {max(options.processes)} x {options.batch_size} images "
-            f"need {config.train_samples} images, but there are only "
+            f"{options.steps} steps of {max(options.processes)} x {options.batch_size} "
+            f"{config.sample}s need {config.train_samples} {config.sample}s, but there are only "
             f"{len(train_set)}. Use fewer --steps or a smaller --batch-size."
         )

@@ -101,17 +101,20 @@ def reason(row: ParityRow, pair: Pair, config: TrainConfig, has_batch_norm: bool
         )
     if pair.kind == "versions":
         return "nn.DataParallel splits batches among GPUs and adds gradients in a different order"
-    processes, images = pair.first.processes, pair.first.batch_size
+    processes, samples = pair.first.processes, pair.first.batch_size
     reasons = []
     if pair.kind == "one batch" and has_batch_norm:
-        reasons.append(f"BatchNorm normalizes over {processes * images} images instead of {images}")
+        reasons.append(
+            f"BatchNorm normalizes over {processes * samples} images instead of {samples}"
+        )
     elif difference.same_weights and processes == 2:
         reasons.append("the weights are equal, because halving is exact and a + b equals b + a")
     elif difference.same_weights:
         reasons.append("the weights are equal by chance: all sums rounded to the same values")
     elif pair.kind == "one batch":
         reasons.append(
-            f"one sum over {processes * images} images rounds differently than several partial sums"
+            f"one sum over {processes * samples} {config.sample}s rounds differently than several "
+            "partial sums"
         )
     elif processes & (processes - 1):  # not a power of two
         reasons.append(

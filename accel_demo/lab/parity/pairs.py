@@ -19,7 +19,7 @@ class ParityRun:
     script: str
     processes: int = 1
     accumulate: int = 1
-    batch_size: int = 32  # images in a micro-batch of one process
+    batch_size: int = 32  # samples in a micro-batch of one process
 
     @property
     def name(self) -> str:

@@ -107,5 +107,5 @@ def _title(result: ParityResult) -> str:
     config = result.config
     return (
         f"{config.model}, {config.optimizer}, {counted(config.max_steps, 'step')} with "
-        f"{config.batch_size} images per process, on {result.device}"
+        f"{config.batch_size} {config.sample}s per process, on {result.device}"
     )

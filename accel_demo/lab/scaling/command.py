@@ -18,7 +18,7 @@ interpreter lock, which allows only one thread at a time to run Python code.
 
 import os
 
-from accel_demo.config import MODELS, TrainConfig
+from accel_demo.config import IMAGE_MODELS, TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.guess import comparison
 from accel_demo.lab import hosts
@@ -92,7 +92,7 @@ def make_parser(of_script: bool = False) -> Parser:
     parser.add_guess(help)
     parser.begin_group(OURS)
     parser.add_option("--threads", 1, "CPU threads per process", least=1)
-    parser.add_option("--model", "small_cnn", "the model to train", choices=MODELS)
+    parser.add_option("--model", "small_cnn", "the model to train", choices=IMAGE_MODELS)
     help = "images per step: per process for weak scaling, in total for strong"
     parser.add_option("--batch-size", 128, help, least=1)
     hosts.add_rate(parser)

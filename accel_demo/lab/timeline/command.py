@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 
-from accel_demo.config import MODELS, TrainConfig
+from accel_demo.config import IMAGE_MODELS, TrainConfig
 from accel_demo.errors import UserError
 from accel_demo.guess import comparison
 from accel_demo.lab import hosts, load
@@ -98,7 +98,7 @@ def make_parser() -> Parser:
     add("--html", type=Path, metavar="FILE", help="write the page to FILE instead of FOLDER")
     parser.add_guess("how much of the all-reduce is hidden, in %% (mean over the ranks)")
     parser.begin_group(OURS)
-    parser.add_option("--model", "vgg11", "the model", quick="small_cnn", choices=MODELS)
+    parser.add_option("--model", "vgg11", "the model", quick="small_cnn", choices=IMAGE_MODELS)
     parser.add_option("--batch-size", 8, "images per process and micro-batch")
     parser.add_option("--accumulate", 1, "micro-batches per optimizer step")
     help = "DDP's bucket size in MiB, or several sizes to compare (default: 25, as in DDP)"
