@@ -1,8 +1,11 @@
-"""Show what a trained model predicts for some test images.
+"""Show what a trained model predicts for some test images, or how it continues a text.
 
 accel-demo predict               # list the runs in runs/
-accel-demo predict runs/train
 accel-demo predict runs/train --index 0-39 --plot predictions.svg
+accel-demo predict runs/train --prompt "Alice was " --length 400
+
+The last command is for runs on text. It draws each character at random, with the probabilities that
+the model predicts. The same --seed draws the same characters.
 """
 
 import importlib.util
@@ -17,6 +20,7 @@ from accel_demo.options import Parser, check_outputs
 from accel_demo.terminal import display
 
 MOST_IMAGES = 200  # more images would make the picture too tall
+PROMPT, CHARACTERS, MOST_CHARACTERS = "Alice ", 300, 10_000
 
 
 @dataclass(frozen=True)
@@ -37,18 +41,31 @@ class PredictResult:
     predictions: list[Prediction]
 
 
+@dataclass(frozen=True)
+class ContinuedText:
+    """A prompt, and the text with which a model continues it."""
+
+    run: str
+    prompt: str
+    continuation: str
+
+
 def main(arguments: list[str]) -> int:
-    """Print a table of true and predicted classes. Draw the images if matplotlib is installed."""
+    """Print a table of true and predicted classes, or a text. Draw images with matplotlib."""
     options = make_parser().parse_args(arguments)
     if options.run is None:
         print_runs("predict", arguments, only_finished=True)
         return 0
 
-    from accel_demo.data import load_datasets
+    from accel_demo.data import load_images
     from accel_demo.run.folder import load_config
 
     config = load_config(options.run)
-    _, test_set = load_datasets(config)
+    if config.dataset == "text":
+        refuse(options, ("index", "plot"), "text")
+        return continue_prompt(options, config)
+    refuse(options, ("prompt", "length", "seed"), "images")
+    _, test_set = load_images(config)
     indices = parse_indices(options.index or f"0-{min(10, len(test_set)) - 1}", len(test_set))
     predictions = predict(options.run, config, test_set, indices)
     rows = []
@@ -73,6 +90,12 @@ def make_parser() -> Parser:
     parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help=help)
     help = "indices of test images, such as 7, 0-9 or 3,5,7 (default: the first ten)"
     parser.add_argument("--index", metavar="N", help=help)
+    help = f"text to continue (default: {PROMPT!r})"
+    parser.add_argument("--prompt", metavar="TEXT", help=help)
+    help = f"characters to draw (default: {CHARACTERS})"
+    parser.add_argument("--length", type=int, metavar="N", help=help)
+    help = "seed of the random numbers that draw them (default: 0)"
+    parser.add_argument("--seed", type=int, metavar="N", help=help)
     parser.add_json()
     parser.add_plot("draw the images to FILE (default: predictions.png in the run folder)")
     return parser
@@ -99,18 +122,61 @@ def predict(run: Path, config, test_set, indices: list[int]) -> list[Prediction]
     """Load the model from the run folder, and return its predictions for these test images."""
     import torch
 
-    from accel_demo.models import make_model
-    from accel_demo.run.folder import load_model
-
-    model = make_model(replace(config, compile=False))
-    load_model(run, model)
-    model.eval()
+    model = load(run, config)
     images, labels = test_set.__getitems__(indices)
     with torch.no_grad():
         probabilities, classes = model(images).softmax(dim=1).max(dim=1)
     names = test_set.class_names
     rows = zip(indices, labels.tolist(), classes.tolist(), probabilities.tolist(), strict=True)
     return [Prediction(index, names[label], names[guess], p) for index, label, guess, p in rows]
+
+
+def refuse(options, names: tuple[str, ...], dataset: str) -> None:
+    """Raise `UserError` if one of these options is given."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise UserError(
+                f"--{name} cannot be used with {options.run}, which is a run on {dataset}"
+            )
+
+
+def continue_prompt(options, config) -> int:
+    """Print the prompt, and the text with which the model continues it."""
+    import torch
+
+    from accel_demo.text import decode, encode
+    from accel_demo.tiny_gpt import continue_text
+
+    prompt = PROMPT if options.prompt is None else options.prompt
+    length = CHARACTERS if options.length is None else options.length
+    seed = options.seed or 0
+    if not 1 <= length <= MOST_CHARACTERS:
+        raise UserError(f"--length must be from 1 to {MOST_CHARACTERS}, got {length}")
+    if not 0 <= seed < 2**31:
+        raise UserError(f"--seed must be from 0 to 2147483647, got {seed}")
+    try:
+        numbers = encode(prompt or "\n")
+    except KeyError as unknown:
+        raise UserError(
+            f"the training text has no {unknown}. Use only its characters in --prompt."
+        ) from None
+    generator = torch.Generator().manual_seed(seed)
+    text = decode(continue_text(load(options.run, config), numbers, length, generator))
+    display(f"{prompt}{text[len(numbers) :]}")
+    if options.json:
+        result = ContinuedText(str(options.run), prompt, text[len(numbers) :])
+        write_json(options.json, "predict", result)
+    return 0
+
+
+def load(run: Path, config):
+    """Return the trained model in the run folder, ready for evaluation."""
+    from accel_demo.models import make_model
+    from accel_demo.run.folder import load_model
+
+    model = make_model(replace(config, compile=False))
+    load_model(run, model)
+    return model.eval()
 
 
 def draw(test_set, predictions: list[Prediction], picture: Path) -> None:

@@ -18,6 +18,7 @@ from accel_demo.wording import age
 
 FOLDER = Path("runs")  # train files without --run-dir create a folder in it
 FILES = ("config.json", "environment.json", "metrics.jsonl", "summary.json", "predictions.json")
+FILES += ("characters.json",)
 LONGEST_VALUE = 60  # characters of an option's value; a damaged file may contain longer ones
 
 

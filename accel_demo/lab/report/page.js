@@ -1,7 +1,7 @@
 // Hover and arrow keys on the curves: draw a line at the nearest step, and show each run's value.
 // The geometry is the same as in curves.py. Names of runs are only ever inserted as text.
 "use strict";
-const { names, colors, imagesPerStep, curves, box } = JSON.parse(
+const { names, colors, samplesPerStep, curves, box } = JSON.parse(
   document.getElementById("data").textContent,
 );
 const SVG = "http://www.w3.org/2000/svg";
@@ -18,11 +18,11 @@ function place(svg, x, y) {
 
 // All points of a chart: run, step, value, place along the axis, and coordinates.
 function pointsOf(svg) {
-  const byImages = svg.dataset.axis === "images seen";
+  const bySamples = svg.dataset.axis === "samples seen";
   const points = [];
   curves[svg.dataset.curve].forEach((values, run) => {
     for (const [step, value] of values) {
-      const along = byImages ? step * imagesPerStep[run] : step;
+      const along = bySamples ? step * samplesPerStep[run] : step;
       const [x, y] = place(svg, along, value);
       points.push({ run, step, value, along, x, y });
     }
@@ -60,7 +60,7 @@ function shown(value) {
   return Number(value.toPrecision(6)).toLocaleString("en", { maximumSignificantDigits: 6 });
 }
 
-// Show the values at x. `along` is the number of steps or images there.
+// Show the values at x. `along` is the number of steps or samples there.
 function show(svg, points, { x, along }) {
   const guide = svg.querySelector(".guide"), tip = svg.parentElement.querySelector(".tip");
   guide.replaceChildren();

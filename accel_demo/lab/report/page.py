@@ -4,7 +4,13 @@ from pathlib import Path
 
 from accel_demo.lab.report import curves
 from accel_demo.lab.report.runs import CURVES, Mistake, Point, Predictions, SavedRun
-from accel_demo.lab.report.tables import WORST, differences, final_figures
+from accel_demo.lab.report.tables import (
+    CHARACTER_HEAD,
+    WORST,
+    character_rows,
+    differences,
+    final_figures,
+)
 from accel_demo.lab.web_page import PAGE_COLORS, escape, html_table, ink_on, write_page
 
 STYLE = Path(__file__).with_name("page.css")
@@ -22,12 +28,12 @@ def write_report(path: Path, runs: list[SavedRun]) -> None:
     body = [
         f"<header><h1>Report of {heading}</h1></header><main>",
         *(_figures(runs), _problems(runs), _curves(runs, points), _confusion(runs)),
-        *(_mistakes(runs), _choices(runs), "</main>"),
+        *(_mistakes(runs), _characters(runs), _choices(runs), "</main>"),
     ]
     data = {  # for the tooltips in page.js
         "names": names,
         "colors": [curves.style_of(index).color for index in range(len(runs))],
-        "imagesPerStep": [run.images_per_step for run in runs],
+        "samplesPerStep": [run.images_per_step for run in runs],
         "curves": points,
         "box": {
             **{"width": curves.WIDTH, "left": curves.LEFT, "right": curves.RIGHT},
@@ -62,7 +68,7 @@ def _curves(runs: list[SavedRun], points: dict[str, list[list[Point]]]) -> str:
     per_step = {run.images_per_step for run in drawn}
     axes = [("by-steps", "optimizer step", [1] * len(runs))]
     if None not in per_step:
-        axes.append(("by-images", "images seen", [run.images_per_step or 0 for run in runs]))
+        axes.append(("by-images", "samples seen", [run.images_per_step or 0 for run in runs]))
     plots = []
     for css_class, axis, factors in axes:
         lasts = [run.metrics.last_step * factor for run, factor in zip(runs, factors, strict=True)]
@@ -86,23 +92,25 @@ def _curves(runs: list[SavedRun], points: dict[str, list[list[Point]]]) -> str:
 
 
 def _axis_choice(per_step: set[int | None]) -> str:
-    """Return radio buttons for the horizontal axis, or "" if the images per step are unknown."""
+    """Return radio buttons for the horizontal axis, or "" if the samples per step are unknown."""
     if None in per_step:
         return ""
     note, over_steps, over_images = "", " checked", ""
     if len(per_step) > 1:
-        note = "<p>The runs differ in images per step, so compare them by images seen.</p>"
+        note = "<p>The runs differ in samples per step, so compare them by samples seen.</p>"
         over_steps, over_images = "", " checked"
     return (
         f'{note}<fieldset class="axes"><legend>Horizontal axis</legend>'
         f'<label><input type="radio" name="axis" id="steps"{over_steps}>steps</label>'
-        f'<label><input type="radio" name="axis" id="images"{over_images}>images seen</label>'
+        f'<label><input type="radio" name="axis" id="images"{over_images}>samples seen</label>'
         "</fieldset>"
     )
 
 
 def _confusion(runs: list[SavedRun]) -> str:
     """Return each run's confusion matrix as a heat map, with a list of the worst confusions."""
+    if all(run.is_text for run in runs):
+        return ""
     pairs = [pair for run in runs if run.predictions for pair in run.predictions.confusions()]
     largest = max((pair.images / pair.images_of_class for pair in pairs), default=1)
     css_class = ' class="alone"' if len(runs) == 1 else ""
@@ -165,7 +173,21 @@ def _cell(images: int, share: float, is_right: bool, largest: float) -> str:
     return f'<div style="{";".join(style)}">{images}</div>'
 
 
+def _characters(runs: list[SavedRun]) -> str:
+    """Return tables of the characters with the largest loss, or "" if no run is about text."""
+    if not any(run.characters for run in runs):
+        return ""
+    sections = []
+    for run in runs:
+        rows = [[escape(cell) for cell in row] for row in character_rows(run)]
+        table = html_table("characters", CHARACTER_HEAD, rows, "numbers")
+        sections.append(table if rows else NO_PREDICTIONS)
+    return f"<h2>Characters with the largest part of the loss</h2>{_side_by_side(runs, sections)}"
+
+
 def _mistakes(runs: list[SavedRun]) -> str:
+    if all(run.is_text for run in runs):
+        return ""
     sections = []
     for run in runs:
         if run.predictions is None:

@@ -18,6 +18,7 @@ FILES = {  # files of a run, and the consequence for the report if a file is mis
     "metrics.jsonl": "there are no curves",
     "summary.json": "the final results come from metrics.jsonl",
     "predictions.json": "the confusion matrix and the mistakes are not shown",
+    "characters.json": "the characters with the largest loss are not shown",
 }
 CURVES = {
     "train_loss": "Train loss",
@@ -26,6 +27,7 @@ CURVES = {
     "test_loss": "Test loss",
     "test_accuracy": "Test accuracy",
     "images_per_second": "Images per second",
+    "characters_per_second": "Characters per second",  # of a run on text
 }
 DAMAGED, CUT_OFF = "damaged and skipped", "cut off and skipped"
 NO_NAMES = "skipped, because no metric name is known"
@@ -57,10 +59,11 @@ class RunSummary:
 
     test_accuracy: float
     best_test_accuracy: float
-    images_per_second: float
     train_seconds: float
     processes: int
     device: str
+    images_per_second: float | None = None
+    characters_per_second: float | None = None  # of a run on text
     peak_gpu_memory_bytes: int | None = None
 
 
@@ -110,6 +113,23 @@ class Predictions:
 
 
 @dataclass(frozen=True)
+class CharacterLoss:
+    """How often a character occurs in the test text, and how well it is predicted on average."""
+
+    character: str
+    times: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class CharacterLosses:
+    """The contents of characters.json: the largest part of the whole loss comes first."""
+
+    characters: list[CharacterLoss]
+
+
+@dataclass(frozen=True)
 class FileProblem:
     """A problem with a file of a run: for example, the file is missing or has damaged lines."""
 
@@ -128,8 +148,10 @@ class SavedRun:
     environment: dict[str, Any] | None
     metrics: RunMetrics
     summary: RunSummary | None
-    predictions: Predictions | None
-    images_per_step: int | None  # summed over all processes; None if unknown
+    predictions: Predictions | None  # of a run on images
+    characters: list[CharacterLoss] | None  # of a run on text
+    is_text: bool
+    images_per_step: int | None  # or sequences; of all processes; None if unknown
     problems: list[FileProblem]
 
     def lines_text(self) -> str:
@@ -177,6 +199,8 @@ def read_run(folder: Path, name: str) -> SavedRun:
     problems += [FileProblem("metrics.jsonl", remark) for remark in remarks]
     config = _read(folder / "config.json", load_object, problems)
     environment = _read(folder / "environment.json", load_object, problems)
+    is_text = (config or {}).get("dataset") == "text"
+    losses = _read(folder / "characters.json", _characters, problems) if is_text else None
     return SavedRun(
         name=name,
         folder=str(folder),
@@ -186,7 +210,9 @@ def read_run(folder: Path, name: str) -> SavedRun:
         images_per_step=_images_per_step(config, environment, problems),
         metrics=metrics,
         summary=_read(folder / "summary.json", _summary, problems),
-        predictions=_read(folder / "predictions.json", _predictions, problems),
+        predictions=None if is_text else _read(folder / "predictions.json", _predictions, problems),
+        characters=losses.characters if losses else None,
+        is_text=is_text,
         problems=problems,
     )
 
@@ -212,7 +238,14 @@ def _read(
 
 
 def _summary(content: bytes) -> RunSummary:
-    return typed(RunSummary, load_object(content), "the summary")
+    summary = typed(RunSummary, load_object(content), "the summary")
+    if summary.images_per_second is None and summary.characters_per_second is None:
+        raise ValueError("images_per_second is missing")
+    return summary
+
+
+def _characters(content: bytes) -> CharacterLosses:
+    return typed(CharacterLosses, load_object(content), "the file")
 
 
 def _predictions(content: bytes) -> Predictions:
@@ -228,7 +261,7 @@ def _predictions(content: bytes) -> Predictions:
 def _images_per_step(
     config: dict[str, Any] | None, environment: dict[str, Any] | None, problems: list[FileProblem]
 ) -> int | None:
-    """Return the images per optimizer step, summed over all processes, or None if unknown."""
+    """Return the images or sequences per optimizer step of all processes, or None if unknown."""
     images = 1
     for file, entries, names in (
         ("config.json", config or {}, ("batch_size", "accumulate")),

@@ -13,6 +13,8 @@ SPARKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 32  # characters
 WIDEST_CELL = 40  # characters; longer texts are shortened, except on the page and in the JSON file
 WORST = 5  # number of confusions to list, in the text and on the page
+WORST_CHARACTERS = 10
+CHARACTER_HEAD = ["character", "times", "mean loss", "part of the loss", "accuracy"]
 
 
 def as_text(runs: list[SavedRun]) -> str:
@@ -21,7 +23,7 @@ def as_text(runs: list[SavedRun]) -> str:
     parts = [table(["result", *(_short(run.name) for run in runs)], figures)]
     parts += _choices(runs) + _curves(runs)
     for run in runs:
-        parts += _confusion(run)
+        parts += _confusion(run) + _characters(run)
     parts += ["", "files read", ""]
     for run in runs:
         parts.append(f"  {run.name}: {run.lines_text()}")
@@ -85,21 +87,19 @@ def sparkline(points: list[Point], low: float, high: float, last_step: int) -> s
 
 def _figures(run: SavedRun) -> dict[str, str]:
     metrics, summary, environment = run.metrics, run.summary, run.environment or {}
-    accuracies, speeds = metrics.values("test_accuracy"), metrics.values("images_per_second")
-    step, images = metrics.last_step, run.images_per_step
+    accuracies, step = metrics.values("test_accuracy"), metrics.last_step
     figures = {
         "state": "finished" if run.is_finished else "not finished",
         "test accuracy": _last(accuracies),
         "best test accuracy": _last(sorted(accuracies)),
         "test loss": _last(metrics.values("test_loss")),
         "train loss, last interval": _last(metrics.values("train_loss")),
-        "images/s in training": f"{median(speeds):,.0f} (median of all log lines)"
-        if speeds
-        else "",
+        "images/s in training": _median(metrics.values("images_per_second")),
+        "characters/s in training": _median(metrics.values("characters_per_second")),
         "seconds of training": "",
         "optimizer steps": f"{step:,}" if step else "",
-        "images per step": f"{images:,}" if images else "",
-        "images seen": f"{step * images:,}" if step and images else "",
+        **_samples("image", None if run.is_text else run.images_per_step, step),
+        **_samples("sequence", run.images_per_step if run.is_text else None, step),
         "processes": _entry(environment, "processes") if "processes" in environment else "",
         "device": _entry(environment, "device") if "device" in environment else "",
         "peak GPU memory": "",
@@ -108,12 +108,25 @@ def _figures(run: SavedRun) -> dict[str, str]:
         figures |= {
             "test accuracy": f"{summary.test_accuracy:.4f}",
             "best test accuracy": f"{summary.best_test_accuracy:.4f}",
-            "images/s in training": f"{summary.images_per_second:,.0f}",
             "seconds of training": f"{summary.train_seconds:,.1f}",
         }
+        for unit in ("images", "characters"):
+            if speed := getattr(summary, f"{unit}_per_second"):
+                figures[f"{unit}/s in training"] = f"{speed:,.0f}"
         if summary.peak_gpu_memory_bytes is not None:
             figures["peak GPU memory"] = byte_size(summary.peak_gpu_memory_bytes)
     return figures
+
+
+def _median(speeds: list[float]) -> str:
+    return f"{median(speeds):,.0f} (median of all log lines)" if speeds else ""
+
+
+def _samples(sample: str, per_step: int | None, step: int) -> dict[str, str]:
+    return {
+        f"{sample}s per step": f"{per_step:,}" if per_step else "",
+        f"{sample}s seen": f"{step * per_step:,}" if step and per_step else "",
+    }
 
 
 def _last(values: list[float]) -> str:
@@ -176,6 +189,29 @@ def _confusion(run: SavedRun) -> list[str]:
             f"and was misclassified as {predicted} with probability {mistake.probability:.1%}"
         )
     return parts
+
+
+def character_rows(run: SavedRun) -> list[list[str]]:
+    """Return the cells below `CHARACTER_HEAD`, for the characters with the largest whole loss."""
+    characters = run.characters or []
+    whole = sum(each.times * each.loss for each in characters)
+    return [
+        [
+            repr(each.character),
+            f"{each.times:,}",
+            f"{each.loss:.2f}",
+            f"{each.times * each.loss / (whole or 1):.1%}",
+            f"{each.accuracy:.1%}",
+        ]
+        for each in characters[:WORST_CHARACTERS]
+    ]
+
+
+def _characters(run: SavedRun) -> list[str]:
+    if not (rows := character_rows(run)):
+        return []
+    title = f"characters with the largest part of the loss of {run.name}"
+    return ["", title, "", table(CHARACTER_HEAD, rows)]
 
 
 def _short(text: str) -> str:
