@@ -71,7 +71,7 @@ def is_complete(line: str) -> bool:
 
 def results_of(run: Path, name: str = "test_loss") -> list[dict]:
     """Return `lines_of` and the summary of a finished run, without the timings."""
-    timings = ("images_per_second", "train_seconds")
+    timings = ("images_per_second", "characters_per_second", "train_seconds")
     results = [*lines_of(run, name), read(run / "summary.json")]
     return [{key: line[key] for key in line if key not in timings} for line in results]
 

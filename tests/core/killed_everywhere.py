@@ -1,6 +1,6 @@
 """Kill and resume many training runs in one launch, and compare each with an uninterrupted run.
 
-accelerate launch --config_file FILE tests/core/killed_everywhere.py VERSION FOLDER SEED POINTS
+accelerate launch --config_file FILE killed_everywhere.py VERSION FOLDER SEED POINTS MODEL
 
 Each combination of settings is tested POINTS times. If POINTS is 1, only four of the eight
 combinations are tested, in which each pair of settings occurs. Each time, an exception ends the
@@ -43,6 +43,7 @@ VERSIONS = {
 CHOICES = {"dataset": "synthetic", "model": "small_cnn", "batch_size": 4, "epochs": 2}
 CHOICES |= {"test_samples": 20, "eval_batch_size": 10, "log_every": 2, "keep_last": 100}
 CHOICES |= {"dropout": 0.3, "augment": True, "clip_norm": 0.5}
+TEXT = {"dataset": "text", "model": "tiny_gpt", "augment": False}  # with MODEL tiny_gpt
 MICRO_BATCHES = 14
 CASES = [*itertools.product((0, 2), (1, 3), ("no", "bf16"))]  # workers, accumulate, precision
 PAIRS = [(0, 1, "no"), (2, 1, "bf16"), (0, 3, "bf16"), (2, 3, "no")]
@@ -53,11 +54,12 @@ class Killed(BaseException):
     """An exception that simulates SIGKILL. `except Exception` does not catch it."""
 
 
-def main(version: str, folder: Path, seed: int, points: int) -> None:
+def main(version: str, folder: Path, seed: int, points: int, model: str) -> None:
     warnings.filterwarnings("ignore")
     world_size, draw = number_in("WORLD_SIZE", 1), random.Random(seed)
     for workers, accumulate, precision in PAIRS if points == 1 else CASES:
-        choices = {**CHOICES, "accumulate": accumulate, "train_samples": 4 * 7 * world_size + 3}
+        choices = CHOICES | (TEXT if model == "tiny_gpt" else {"model": model})
+        choices |= {"accumulate": accumulate, "train_samples": 4 * 7 * world_size + 3}
         case = f"accumulate {accumulate}, precision {precision}"
         uninterrupted = folder / case
         if not uninterrupted.exists():
@@ -146,4 +148,4 @@ def compare(uninterrupted: Path, resumed: Path) -> dict:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

@@ -12,6 +12,7 @@ from accel_demo.errors import UserError, one_line_errors
 from accel_demo.run.folder import load_config
 from tests.conftest import launcher
 
+TEXT = ["--model", "tiny_gpt", "--dataset", "text"]
 SHORT = ["--dataset", "synthetic", "--model", "tiny_cnn", "--max-steps", "2"]
 
 
@@ -50,6 +51,20 @@ def test_too_few_images_for_one_batch_are_refused(mistake):
 def test_a_resnet_refuses_batches_of_one_image(mistake):
     message = mistake("--model", "resnet18", "--batch-size", 1)
     assert message == "resnet18 needs batches of at least two images, got --batch-size 1\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "tiny_gpt"], "tiny_gpt cannot be trained on fashion-mnist-small. Use --model"),
+        (["--dataset", "text"], "small_cnn cannot be trained on text. Use --model tiny_gpt with"),
+        ([*TEXT, "--augment"], "--augment changes images, not text. Leave it out.\n"),
+        ([*TEXT, "--train-samples", 9999], "train_samples is 9999, but text has 2084 train seq"),
+        ([*TEXT, "--batch-size", 9999], "one batch per process needs 9999 training sequences, but"),
+    ],
+)
+def test_text_and_images_are_not_mixed(flags, message, mistake):
+    assert mistake(*flags).startswith(message)
 
 
 def test_training_images_with_test_labels_are_refused(mistake, tmp_path, monkeypatch):

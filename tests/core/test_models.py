@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accel_demo.config import MODELS, TrainConfig
+from accel_demo.config import IMAGE_MODELS, TrainConfig
 from accel_demo.data import load_datasets
 from accel_demo.models import make_model
 
 
 @pytest.mark.parametrize("dataset", ["fashion-mnist", "cifar10"])
-@pytest.mark.parametrize("name", MODELS)
-def test_every_model_returns_ten_logits_per_image(name, dataset):
+@pytest.mark.parametrize("name", IMAGE_MODELS)
+def test_every_image_model_returns_ten_logits_per_image(name, dataset):
     model = make_model(TrainConfig(model=name, dataset=dataset)).eval()
     shape = (2, 3, 32, 32) if dataset == "cifar10" else (2, 1, 28, 28)
     assert model(torch.randn(shape)).shape == (2, 10)

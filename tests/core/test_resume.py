@@ -15,6 +15,7 @@ from tests.runs import interrupt_after, lines_of
 
 # An epoch has 16 micro-batches on one process, or 8 on each of two processes.
 FLAGS = "--dataset synthetic --train-samples 64 --test-samples 20 --batch-size 4 --epochs 3"
+LONG = [pytest.mark.slow, pytest.mark.timeout(900)]
 FLAGS = [*FLAGS.split(), "--dropout", "0.2", "--augment", "--log-every", "1"]
 
 
@@ -23,20 +24,22 @@ def checkpoint(run: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("version", "processes", "points"),
+    ("version", "processes", "points", "model"),
     [
-        pytest.param("train", 1, 1, marks=pytest.mark.slow),
-        ("train", 2, 1),
-        ("train_ddp", 3, 1),
-        pytest.param("train_plain", 1, 2, marks=pytest.mark.slow),
-        pytest.param("train_dp", 1, 2, marks=pytest.mark.slow),
-        pytest.param("train", 1, 14, marks=pytest.mark.slow),
-        pytest.param("train", 2, 14, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
-        pytest.param("train_ddp", 3, 14, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+        pytest.param("train", 1, 1, "small_cnn", marks=pytest.mark.slow),
+        ("train", 2, 1, "small_cnn"),
+        ("train", 2, 1, "tiny_gpt"),
+        ("train_ddp", 3, 1, "small_cnn"),
+        pytest.param("train_ddp", 3, 1, "tiny_gpt", marks=pytest.mark.slow),
+        pytest.param("train_plain", 1, 2, "small_cnn", marks=pytest.mark.slow),
+        pytest.param("train_dp", 1, 2, "small_cnn", marks=pytest.mark.slow),
+        pytest.param("train", 1, 14, "small_cnn", marks=pytest.mark.slow),
+        pytest.param("train", 2, 14, "small_cnn", marks=LONG),
+        pytest.param("train_ddp", 3, 14, "small_cnn", marks=LONG),
     ],
 )
 def test_a_run_killed_after_any_micro_batch_ends_with_the_same_weights(
-    version, processes, points, tmp_path
+    version, processes, points, model, tmp_path
 ):
     """Combine fp32 and bf16, 0 and 2 loader workers, and windows of 1 and 3 micro-batches.
 
@@ -44,7 +47,7 @@ def test_a_run_killed_after_any_micro_batch_ends_with_the_same_weights(
     """
     seed = int.from_bytes(os.urandom(2), "big")
     program = "tests/core/killed_everywhere.py"
-    arguments = [version, tmp_path, seed, points]
+    arguments = [version, tmp_path, seed, points, model]
     timeout = 230 if points < 14 else 880
     result = run_training(program, arguments, processes, timeout)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -22,14 +22,20 @@ from tests.conftest import GPUS, REPOSITORY, VISIBLE_GPUS, launcher, train_in
 from tests.runs import VERSIONS, lines_of, read, same_weights, train_here, weights
 
 # 11 batches on one process, or 5 on each of two. Both are odd, so an epoch's last window is short.
-STEPS = "--max-steps 8 --accumulate 2 --batch-size 32 --train-samples 360 --test-samples 257"
+STEPS = "--max-steps 8 --accumulate 2 --batch-size 32 --train-samples 360 --test-samples 201"
 STEPS += " --eval-batch-size 100 --label-smoothing 0.1 --clip-norm 0.5 --dropout 0.2 --augment"
 STEPS = STEPS.split()
+TEXT = [word for word in STEPS if word != "--augment"] + "--model tiny_gpt --dataset text".split()
+DATASETS = pytest.mark.parametrize("flags", [STEPS, TEXT], ids=["images", "text"])
 
 
 def largest_difference(first: dict, second: dict) -> float:
     assert first.keys() == second.keys()
     return max((first[name] - second[name]).abs().max().item() for name in first)
+
+
+def dataset_of(model: str) -> str:
+    return "text" if model == "tiny_gpt" else "synthetic"
 
 
 def without_numbers(lines: list[str]) -> list[str]:
@@ -44,16 +50,18 @@ def test_the_four_train_files_have_the_same_sections_in_the_same_order():
         assert re.findall(r"^ +# ([A-Z][a-z]+): ", text, re.MULTILINE) == names
 
 
-def test_the_four_versions_train_to_the_same_weights_in_one_process(train):
-    assert same_weights(*(train(file, *STEPS) for file in VERSIONS))
+@DATASETS
+def test_the_four_versions_train_to_the_same_weights_in_one_process(flags, train):
+    assert same_weights(*(train(file, *flags) for file in VERSIONS))
 
 
-@pytest.fixture(scope="module")
-def in_two_processes(tmp_path_factory):
+@pytest.fixture(scope="module", params=[STEPS, TEXT], ids=["images", "text"])
+def in_two_processes(request, tmp_path_factory):
     """Return the run of train.py and the run of train_ddp.py, with two processes each."""
     folder = tmp_path_factory.mktemp("two")
     return [
-        train_in(folder / file, file, *STEPS, processes=2) for file in ("train.py", "train_ddp.py")
+        train_in(folder / file, file, *request.param, processes=2)
+        for file in ("train.py", "train_ddp.py")
     ]
 
 
@@ -77,18 +85,25 @@ def test_each_option_of_the_parity_runs_changes_the_weights(tmp_path):
         ("tiny_cnn", "no"),
         ("small_cnn", "no"),
         ("small_cnn", "bf16"),
+        ("tiny_gpt", "bf16"),
         *(pytest.param(name, "no", marks=pytest.mark.slow) for name in MODELS[2:]),
     ],
 )
 def test_every_model_trains_to_the_same_weights_in_all_versions(model, precision, tmp_path):
-    choices = {"dataset": "synthetic", "train_samples": 21, "test_samples": 8, "batch_size": 4}
-    choices |= {"model": model, "accumulate": 3, "epochs": 1, "dropout": 0.2}  # 5 micro-batches
+    choices = {"dataset": dataset_of(model), "train_samples": 21, "test_samples": 8}
+    choices |= {
+        "batch_size": 4,
+        "model": model,
+        "accumulate": 3,
+        "epochs": 1,
+        "dropout": 0.2,
+    }  # 5 micro-batches
     runs = (train_here(file, tmp_path / file, precision, **choices) for file in VERSIONS)
     assert same_weights(*runs)
 
 
 def test_two_processes_equal_one_process_with_twice_the_batch_size(train, tmp_path):
-    """The weights agree within 1e-5 if no image's gradient depends on the rest of its batch.
+    """The weights agree within 1e-5 if no sample's gradient depends on the rest of its batch.
 
     With batch norm, they differ, because each process computes its own batch statistics. The test
     uses SGD, because AdamW divides gradients by their magnitude, which amplifies rounding errors.
@@ -97,18 +112,17 @@ def test_two_processes_equal_one_process_with_twice_the_batch_size(train, tmp_pa
     choices |= {"optimizer": "sgd", "learning_rate": 0.1}
     flags = [word for name in choices for word in (f"--{name.replace('_', '-')}", choices[name])]
     difference = {}
-    for model in ("tiny_cnn", "small_cnn"):
-        one = train_here(
-            "train.py", tmp_path / "one" / model, **choices, model=model, batch_size=64
-        )
-        more = ["--model", model, "--batch-size", 32]
+    for model in ("tiny_cnn", "tiny_gpt", "small_cnn"):
+        own = {"model": model, "dataset": dataset_of(model)}
+        one = train_here("train.py", tmp_path / "one" / model, **choices, **own, batch_size=64)
+        more = ["--model", model, "--dataset", own["dataset"], "--batch-size", 32]
         two = train("train.py", *flags, *more, processes=2, name=model)
         difference[model] = largest_difference(weights(one), weights(two))
         rates = [
             [line["learning_rate"] for line in lines_of(run, "train_loss")] for run in (one, two)
         ]
         assert rates[0] == rates[1] and len(rates[0]) == 8
-    assert difference["tiny_cnn"] < 1e-5
+    assert difference["tiny_cnn"] < 1e-5 and difference["tiny_gpt"] < 1e-5
     assert difference["small_cnn"] > 1e-4
 
 
@@ -136,7 +150,7 @@ def test_a_short_last_window_averages_over_its_own_images(tmp_path):
 
 
 def test_padding_does_not_affect_the_accuracy(in_two_processes):
-    """With 257 test images in batches of 100 on two processes, the last batches are padded."""
+    """With 201 test samples in batches of 100 on two processes, the last batches are padded."""
     config = load_config(in_two_processes[0])
     model = make_model(config).eval()
     load_model(in_two_processes[0], model)
@@ -144,9 +158,9 @@ def test_padding_does_not_affect_the_accuracy(in_two_processes):
     images, labels = test_set.__getitems__(range(len(test_set)))
     with torch.no_grad():
         _, correct, count = batch_totals(model(images), labels).tolist()
-    assert count == 257
+    assert len(test_set) == 201 and count == test_set.labels.numel()
     for run in in_two_processes:
-        assert read(run / "summary.json")["test_accuracy"] == correct / 257
+        assert read(run / "summary.json")["test_accuracy"] == correct / count
 
 
 @pytest.mark.parametrize("file", VERSIONS)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from accel_demo.anatomy.memory import batch, bytes_of, make_contiguous_model
-from accel_demo.config import MODELS
+from accel_demo.config import IMAGE_MODELS
 from accel_demo.lab.memory import prediction
 from accel_demo.lab.memory.formula import KINDS
 from accel_demo.lab.memory.prediction import predict
@@ -36,7 +36,7 @@ def parameter_bytes(model_name: str) -> int:
 
 @pytest.mark.parametrize(
     "model_name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet101")) for name in MODELS],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet101")) for name in IMAGE_MODELS],
 )
 def test_the_formula_predicts_the_activations_of_every_model(model_name):
     """Compare with the tensors that autograd saves in a real forward pass."""

@@ -186,8 +186,9 @@ def test_nothing_is_promised_if_rounding_errors_grow(choices, why, saved):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_promises_also_hold_for_three_processes(tmp_path):
-    ran = run_measured(tmp_path, "parity --processes 2,3 --model tiny_cnn --steps 20")
+@pytest.mark.parametrize("model", ["tiny_cnn", "tiny_gpt"])
+def test_the_promises_also_hold_for_three_processes(model, tmp_path):
+    ran = run_measured(tmp_path, f"parity --processes 2,3 --model {model} --steps 20")
     rows = {(row.kind, row.connected_processes[0]): row for row in rows_of(ran.json)}
     assert len(rows) == len(ran.json["rows"]) == 6
     for count in (2, 3):
