@@ -62,17 +62,21 @@ def option(default, help, choices=None, fixed=True, shown_default="") -> Any:
 class TrainConfig:
     """The config of a training run. The default run takes under a minute on two CPU cores."""
 
-    dataset: str = option("fashion-mnist-small", "the dataset to train on", DATASETS)
+    dataset: str = option(
+        "fashion-mnist-small", "the dataset to train on; text needs --model tiny_gpt", DATASETS
+    )
     data_dir: str = option("data", "folder that contains the full datasets", fixed=False)
-    train_samples: int = option(0, "use only the first N training images; 0 means all")
-    test_samples: int = option(0, "use only the first N test images; 0 means all")
+    train_samples: int = option(0, "use only the first N training samples; 0 means all")
+    test_samples: int = option(0, "use only the first N test samples; 0 means all")
     augment: bool = option(False, "randomly shift training images by up to 2 pixels and flip them")
-    model: str = option("small_cnn", "the model to train", MODELS)
-    dropout: float = option(0.0, "dropout probability before the last layer")
-    epochs: int = option(10, "passes over the training images")
+    model: str = option("small_cnn", "the model to train; tiny_gpt needs --dataset text", MODELS)
+    dropout: float = option(
+        0.0, "dropout probability before the last layer, or in all blocks of tiny_gpt"
+    )
+    epochs: int = option(10, "passes over the training samples")
     max_steps: int = option(0, "stop after N optimizer steps; 0 means run all epochs")
-    batch_size: int = option(128, "images per micro-batch on each process")
-    eval_batch_size: int = option(500, "images per evaluation batch on each process")
+    batch_size: int = option(128, "samples per micro-batch on each process")
+    eval_batch_size: int = option(500, "samples per evaluation batch on each process")
     accumulate: int = option(1, "micro-batches per optimizer step")
     optimizer: str = option("adamw", "the optimizer; sgd uses Nesterov momentum 0.9", OPTIMIZERS)
     learning_rate: float = option(0.01, "peak learning rate; use about 0.1 with sgd")

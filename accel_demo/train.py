@@ -1,4 +1,4 @@
-"""Train an image classifier with Accelerate: in one process or several, on CPUs or GPUs.
+"""Train a model with Accelerate: in one process or several, on CPUs or GPUs.
 
 python accel_demo/train.py
 accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml accel_demo/train.py
@@ -7,6 +7,8 @@ accelerate launch --config_file accelerate_configs/cpu_two_processes.yaml accel_
 several processes, it also wraps the model in DistributedDataParallel (DDP), or shards it with FSDP2
 if the launch config says so. The launcher, not `config`, sets the precision. With fp16, Accelerate
 scales the loss.
+
+With `--model tiny_gpt --dataset text`, the `images` are sequences of characters.
 """
 
 import torch

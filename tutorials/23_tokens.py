@@ -24,7 +24,7 @@ def mean_of_each(accelerator, model, window):
 
 
 def mean_of_all(accelerator, model, window):
-    count = accelerator.reduce(sum(torch.tensor(len(tokens)) for _, tokens in window))
+    count = accelerator.reduce(sum(tokens.new_tensor(len(tokens)) for _, tokens in window))
     # DDP divides by the number of processes, accelerator.backward by the accumulation steps.
     scale = accelerator.num_processes * accelerator.gradient_accumulation_steps / count
     with accelerator.no_sync(model):  # all micro-batches but the last

@@ -54,6 +54,47 @@ def test_without_matplotlib_only_the_table_is_shown(run_dir, capsys, monkeypatch
         predict.main([str(run_dir), "--plot", "x.png"])
 
 
+@pytest.fixture(scope="module")
+def text_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "text"
+    choices = {"model": "tiny_gpt", "dataset": "text", "max_steps": 2, "batch_size": 8}
+    train_plain.main(TrainConfig(**choices, test_samples=8, run_dir=str(folder)))
+    return folder
+
+
+def test_a_run_on_text_continues_a_prompt(text_run, tmp_path, capsys):
+    texts = []
+    for seed in ("0", "0", "1"):
+        file = tmp_path / f"{len(texts)}.json"
+        options = ["--prompt", "Alice was ", "--length", "90", "--seed", seed, "--json", str(file)]
+        assert predict.main([str(text_run), *options]) == 0
+        content = json.loads(file.read_text())
+        assert content["prompt"] == "Alice was " and len(content["continuation"]) == 90
+        texts.append(capsys.readouterr().out)
+        assert texts[-1] == f"Alice was {content['continuation']}\n"
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--index", "3"], "--index cannot be used with .*text, which is a run on text"),
+        (["--plot", "x.png"], "--plot cannot be used with"),
+        (["--prompt", "42"], "the training text has no '4'. Use only its characters in --prompt"),
+        (["--length", "0"], "--length must be from 1 to 10000, got 0"),
+        (["--seed", "-1"], "--seed must be from 0 to 2147483647, got -1"),
+    ],
+)
+def test_invalid_options_for_a_text_are_a_one_sentence_error(arguments, message, text_run):
+    with pytest.raises(UserError, match=message):
+        predict.main([str(text_run), *arguments])
+
+
+def test_a_run_on_images_has_no_prompt(run_dir):
+    with pytest.raises(UserError, match="--prompt cannot be used with .*a run on images"):
+        predict.main([str(run_dir), "--prompt", "Alice"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -108,7 +108,8 @@ def test_a_real_run_is_shown_completely(real_run, tmp_path, capsys):
     for name in CURVES.keys() - {"characters_per_second"}:
         written = [[line["step"], line[name]] for line in lines if name in line]
         assert run["metrics"]["curves"][name] == written and written
-    assert run["summary"].pop("peak_gpu_memory_bytes") is None
+    for name in ("peak_gpu_memory_bytes", "characters_per_second"):
+        assert run["summary"].pop(name) is None
     for key in ("config", "environment", "summary"):
         assert run[key] == json.loads((real_run / f"{key}.json").read_text())
     confusion = run["predictions"]["confusion"]
@@ -120,6 +121,29 @@ def test_a_real_run_is_shown_completely(real_run, tmp_path, capsys):
     assert f"report: {page}" in printed
     images = page.read_text().count('<img src="data:image/png;base64,')
     assert images == len(run["predictions"]["mistakes"]) == min(24, 300 - right)
+
+
+def test_a_run_on_text_is_shown_with_its_characters_and_without_images(real_run, tmp_path, capsys):
+    choices = {"model": "tiny_gpt", "dataset": "text", "train_samples": 64, "test_samples": 16}
+    run, page = tmp_path / "text", tmp_path / "page.html"
+    train_plain.main(TrainConfig(**choices, epochs=1, batch_size=16, run_dir=str(run)))
+    assert report.main([str(run), "--html", str(page)]) == 0
+    assert read_run(run, "text").problems == []
+    printed, html = capsys.readouterr().out, page.read_text()
+    *_, last = [line for line in printed.splitlines() if line.startswith("done: ")]
+    speed = re.search(r"([\d,]+) characters/s", last)[1]
+    for row in ((r"characters/s in training", speed), ("sequences seen", "64")):
+        assert re.search(rf"\| {row[0]} +\| {row[1]} ", printed)
+    characters = json.loads((run / "characters.json").read_text())["characters"]
+    losses = [each["times"] * each["loss"] for each in characters]
+    assert losses == sorted(losses, reverse=True)
+    first = rf"{losses[0] / sum(losses):.1%}"
+    assert re.search(rf"\| ' ' +\| {characters[0]['times']} .* {first} ", printed)
+    assert "image" not in printed and "onfusion" not in html and "<img" not in html
+    assert "Characters with the largest part of the loss" in html and first in html
+    assert report.main([str(real_run), str(run), "--html", str(page)]) == 0  # side by side
+    assert "<img" in page.read_text() and first in page.read_text()
+    assert "images seen" in (both := capsys.readouterr().out) and "sequences seen" in both
 
 
 def test_a_stopped_run_is_shown_without_the_missing_files(real_run, tmp_path):

@@ -121,6 +121,45 @@ def test_the_page_shows_the_all_reduces_and_steps_of_two_models():
     ]
 
 
+TOKENS = TUTORIALS / "23_tokens.py"
+
+
+def test_the_page_shows_that_only_a_count_of_all_tokens_equals_one_batch():
+    rows = rows_below(TUTORIALS / "23_accumulation.md", "connected processes")
+    assert [row[0] for row in rows] == ["1", "2", "3"]
+    lengths = load_module(TOKENS).LENGTHS
+    for _, tokens, mean_of_each, mean_of_all in rows:
+        counts = [int(count) for rank in tokens.split("; ") for count in rank.split(" + ")]
+        assert sum(counts) == sum(lengths) and len(set(counts)) > 1
+        assert mean_of_each.startswith("off by ") and mean_of_all == "equal within 1e-12"
+
+
+def gradients_with_token_counts(own_count: bool) -> tuple[float, float]:
+    """Return the distances of both gradients in 23_tokens.py from the gradient of one batch.
+
+    If `own_count` is true, each rank divides by the number of its own tokens.
+    """
+    program = load_module(TOKENS)
+    model = program.make_model()
+    inputs, tokens = (torch.cat(part) for part in zip(*program.make_window(0, 1), strict=True))
+    program.token_losses(model, inputs, tokens).mean().backward()
+    right = parameters_to_vector(weight.grad for weight in model.parameters())
+    with pytest.MonkeyPatch.context() as patch:
+        if own_count:
+            patch.setattr(Accelerator, "reduce", lambda self, count: count * dist.get_world_size())
+        connected, _, found = program.gradients(torch.device("cpu"))
+    assert connected == dist.get_world_size()
+    return tuple((gradient - right).norm().item() for gradient in found)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_the_tokens_of_all_processes_have_to_be_counted(processes, together):
+    for each, everything in together(gradients_with_token_counts, processes, own_count=False):
+        assert each > 0.01 and everything < 1e-14
+    for _, everything in together(gradients_with_token_counts, processes, own_count=True):
+        assert everything > 0.01
+
+
 LOOP = TUTORIALS / "23_loop.py"
 CHANGES = {  # name: (text in 23_loop.py, replacement)
     "as it is": ("", ""),

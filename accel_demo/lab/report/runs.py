@@ -238,10 +238,10 @@ def _read(
 
 
 def _summary(content: bytes) -> RunSummary:
-    summary = typed(RunSummary, load_object(content), "the summary")
-    if summary.images_per_second is None and summary.characters_per_second is None:
-        raise ValueError("images_per_second is missing")
-    return summary
+    values = load_object(content)
+    speed = "characters_per_second" if "characters_per_second" in values else "images_per_second"
+    typed(float, values.get(speed, MISSING), speed)  # a summary has one of the two
+    return typed(RunSummary, values, "the summary")
 
 
 def _characters(content: bytes) -> CharacterLosses:
