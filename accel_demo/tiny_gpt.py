@@ -34,7 +34,8 @@ class TinyGPT(nn.Module):
     def forward(self, characters: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(characters.shape[1], device=characters.device)
         x = self.dropout(self.characters(characters) + self.positions(positions))
-        return self.head(self.norm(self.blocks(x))).transpose(1, 2)  # [B, T, V] to [B, V, T]
+        logits = self.head(self.norm(self.blocks(x)))  # [B, T, V]
+        return logits.transpose(1, 2).contiguous()  # a copy, because FSDP2 warns about a view
 
 
 class Block(nn.Module):
