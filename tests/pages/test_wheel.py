@@ -80,6 +80,7 @@ def test_the_wheel_and_the_sdist_have_the_course_and_nothing_that_a_run_has_writ
     names = set(zipfile.ZipFile(wheel).namelist())
     course = "accel_demo/course"
     for name in (
+        "accel_demo/assets/alice.txt.gz",
         "accel_demo/assets/train-images-idx3-ubyte.gz",
         "accel_demo/py.typed",
         f"{course}/tutorials/10_where_am_i.md",
