@@ -61,6 +61,7 @@ def _observe_all() -> None:
         randomness,
         saves,
         schedules,
+        streams,
         training,
         weights,
     )
@@ -87,7 +88,8 @@ def _observe_all() -> None:
         when_imported("accelerate", module.observe_accelerate)
     if parity.FACTOR in os.environ:
         when_imported("torch", parity.observe_torch)
-    when_imported("accelerate.data_loader", loaders.observe_dispatcher)
+    for module in (loaders, streams):
+        when_imported("accelerate.data_loader", module.observe_accelerate)
     when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", weights.observe_fsdp)
     when_imported("torch.distributed.fsdp.sharded_grad_scaler", clipping.observe_sharded_scaler)
     when_imported("torch.distributed.tensor.parallel.api", weights.observe_tensor_parallel)

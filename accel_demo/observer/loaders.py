@@ -41,6 +41,7 @@ class _ObservedPass:
         self.line: list | None = None
         self.length: int | None = None  # batches of the whole pass
         self.indices: deque = deque()  # of the batches that were requested, but not returned
+        self.worker: int | None = None  # the loader worker that has read the latest batch
 
 
 def observe_torch(torch) -> None:
@@ -81,6 +82,7 @@ def observe_torch(torch) -> None:
         _returned(self, batch)
         return batch
 
+    wrap("_process_data", _received, module._MultiProcessingDataLoaderIter)
     loader.__iter__, iterator._reset = observed_begin, observed_reset
     iterator._next_index, iterator.__next__ = observed_index, observed_batch
     limits.shorten(loader)
@@ -101,7 +103,7 @@ def mute_workers(torch, also=lambda: None) -> None:
     worker._worker_loop = quiet_work
 
 
-def observe_dispatcher(module) -> None:
+def observe_accelerate(module) -> None:
     """Observe the part of each batch that a rank gets if Accelerate reads on rank 0 only."""
     begin = module.DataLoaderDispatcher.__iter__
 
@@ -160,6 +162,7 @@ def _begun(loader, iterator) -> None:
         shuffle=getattr(sampler, "shuffle", "Random" in type(sampler).__name__),
         batch_size=loader.batch_size,
         divided_by=divided_by(loader),
+        shard=getattr(loader.dataset, "_accel_demo_number", None),
         **padding_of(loader, sampler),
         seed_of_workers=getattr(iterator, "_base_seed", None) if loader.num_workers else None,
     )
@@ -235,6 +238,11 @@ def _requested(iterator, indices) -> None:
 
 
 @guarded
+def _received(iterator, batch, worker) -> None:
+    _state_of(iterator).worker = worker
+
+
+@guarded
 def _returned(iterator, batch) -> None:
     state = _state_of(iterator)
     if state.loader is None:  # a class such as StatefulDataLoader has its own __iter__
@@ -246,6 +254,7 @@ def _returned(iterator, batch) -> None:
     if _recorded[str(state.line)] < MOST_BATCHES or limits.records_all_samples():
         _recorded[str(state.line)] += 1
         details = {"indices": _as_list(indices), "samples": fingerprints(batch)}
+        details |= {} if state.worker is None else {"worker": state.worker}
     emit("batch", loader=state.loader, number=state.number, **details)
 
 

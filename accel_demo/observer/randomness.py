@@ -77,13 +77,13 @@ def _backward_begins() -> None:
 def _fetch_begins() -> dict[str, tuple] | None:
     """Return the states of all generators, or None after the first few batches."""
     _seen["fetches"] += 1
-    return _states() if _seen["fetches"] <= MOST_FETCHES else None
+    return states() if _seen["fetches"] <= MOST_FETCHES else None
 
 
 @functools.partial(guarded, also_if_muted=True)
 def _fetched(before: dict[str, tuple], indices) -> None:
     """Record what the data set and `collate_fn` have drawn for a batch."""
-    draws = _draws(before, _states())
+    draws = _draws(before, states())
     if not draws:
         return
     samples = len(indices) if isinstance(indices, (list, tuple)) else 1
@@ -99,7 +99,7 @@ def _fetched(before: dict[str, tuple], indices) -> None:
             file.write(json.dumps(event | {"draws": draws, "samples": samples}) + "\n")
 
 
-def _states() -> dict[str, tuple]:
+def states() -> dict[str, tuple]:
     states = {"torch": _state_of_torch(), "random": _state_of_python()}
     if (numpy := _state_of_numpy()) is not None:
         states["numpy.random"] = numpy

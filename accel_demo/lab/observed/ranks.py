@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from accel_demo.observer.events import LOST, belongs_to_script, read_events, read_file
+from accel_demo.observer.events import belongs_to_script, read_events, read_file
 
 # Events that only a training process causes. A launcher also imports torch.
 OF_TRAINING = {"connecting", "connected", "spawned", "accelerator", "batch", "backward", "step"}
@@ -41,6 +41,7 @@ class Rank:
     waiting_line: list | None = None  # the innermost line of the script in `stack`
     crash: str = ""  # what faulthandler has written when the process crashed
     draws_of_workers: list[dict] = field(default_factory=list)  # see observer/randomness.py
+    streams_of_workers: list[dict] = field(default_factory=list)  # see observer/streams.py
 
     def of(self, *kinds: str) -> list[dict]:
         return [event for event in self.events if event["kind"] in kinds]
@@ -277,7 +278,9 @@ def _read_files(rank: Rank, folder: Path) -> None:
     rank.crash = crash.read_text(encoding="utf-8", errors="replace") if crash.exists() else ""
     workers = folder / f"{rank.pid}.workers"
     if workers.exists():
-        rank.draws_of_workers = [each for each in read_file(str(workers)) if each != LOST]
+        events = read_file(str(workers))
+        rank.draws_of_workers = [each for each in events if each["kind"] == "draws"]
+        rank.streams_of_workers = [each for each in events if each["kind"] == "stream"]
     answer = folder / f"{rank.pid}.answer"
     if rank.end is None and answer.exists():
         content = json.loads(answer.read_text(encoding="utf-8"))

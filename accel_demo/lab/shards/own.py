@@ -1,11 +1,12 @@
 """Find out which rank of an observed script has read which sample of each of its loaders."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.places import short_path, text_of
 from accel_demo.lab.observed.ranks import Rank, batches_of, contents
+from accel_demo.lab.observed.streams import differing_streams, equal_workers
 from accel_demo.lab.output import MeasuredFinding
 from accel_demo.lab.shards.result import (
     Batches,
@@ -27,8 +28,9 @@ class OwnLoader:
     `by_content` is True if samples are told apart by their content, because the loader reads a
     stream, does not use integers as indices, or reads a different dataset on each rank. Then
     `samples` is the number of different contents. `ended_after` is the number of batches after
-    which a pass was ended, because it was too long, or None. `findings` are the sentences about
-    what is wrong.
+    which a pass was ended, because it was too long, or None. `by_worker` are the numbers of samples
+    that the loader workers of each rank have read in the first epoch. `is_dispatched` is True if
+    rank 0 reads for all ranks. `findings` are the sentences about what is wrong.
     """
 
     name: str
@@ -38,6 +40,8 @@ class OwnLoader:
     epochs: list[EpochReads]
     findings: list[str]
     ended_after: int | None = None
+    by_worker: list[list[int]] = field(default_factory=list)
+    is_dispatched: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,13 +89,37 @@ def _loader(ranks: list[Rank], number: int) -> OwnLoader:
     trains = any(number in rank.training_passes for rank in ranks)
     name = f"{short_path(about['line'][0])}:{about['line'][1]} {text_of(about['line'])}"
     findings = _findings(about, epochs, len(ranks), by_content) if trains and epochs else []
+    if trains and number in equal_workers(ranks):
+        findings.append(
+            "The loader workers of a rank read the same samples: divide the stream between the "
+            "workers, too, with get_worker_info."
+        )
+    if trains and number in differing_streams(ranks):
+        findings.append(
+            "The ranks' streams yield different samples, and Accelerate keeps only a part of each: "
+            "most of what it leaves out is never read. Let each rank yield the whole stream, or "
+            "don't prepare the loader."
+        )
     if trains and (missed := _missed(ranks, number, epochs)):
         findings.append(
             f"The same {counted(len(missed), 'sample')} of {samples} are not read in any epoch."
         )
     ends = [each for rank in ranks for each in rank.of("pass end") if each["loader"] == number]
     ended_after = max((each["batches"] for each in ends if _is_shortened(each)), default=None)
-    return OwnLoader(name, samples, by_content, trains, epochs, findings, ended_after)
+    by_worker = [_by_worker(rank, number, passes[0]) for rank in ranks if rank.of("batch")]
+    dispatched = any(each["loader"] == number for rank in ranks for each in rank.of("given"))
+    return OwnLoader(
+        name, samples, by_content, trains, epochs, findings, ended_after, by_worker, dispatched
+    )
+
+
+def _by_worker(rank: Rank, loader: int, number: int) -> list[int]:
+    """Return how many samples each loader worker of a rank has read in a pass."""
+    counts: Counter[int] = Counter()
+    for batch in rank.of("batch"):
+        if (batch["loader"], batch["number"]) == (loader, number) and "worker" in batch:
+            counts[batch["worker"]] += len(contents(batch))
+    return [counts[worker] for worker in range(max(counts, default=-1) + 1)]
 
 
 def _ids(batches: list[dict], number: int, ids: dict[int, int] | None) -> Batches:

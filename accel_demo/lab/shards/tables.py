@@ -41,6 +41,15 @@ def describe(loader: OwnLoader) -> str:
     text = f"{loader.name}\n{samples}, {'' if loader.trains else 'not '}used for training"
     if loader.ended_after:
         text += f", of the first {loader.ended_after} batches of a rank: the others were not read"
+    if any(len(counts) > 1 for counts in loader.by_worker):
+        parts = [", ".join(map(str, counts)) for counts in loader.by_worker]
+        numbered = [f"rank {rank}: {part}" for rank, part in enumerate(parts) if part]
+        text += f"\nsamples by loader worker in epoch 1: {'; '.join(numbered)}"
+    if loader.is_dispatched:
+        text += (
+            "\nAccelerate reads this loader on rank 0 for all ranks. What only the stream of "
+            "another rank would yield is unknown here, and never read."
+        )
     return text
 
 

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterator
 
-from accel_demo.lab.audit.result import ERROR, Finding
+from accel_demo.lab.audit.result import ERROR, WARNING, Finding
 from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.places import NotChecked
 from accel_demo.lab.observed.ranks import Rank
+from accel_demo.lab.observed.streams import differing_streams, equal_workers
 
 PAGE = "30_who_saw_which_sample"
+PAGE_OF_STREAMS = "36_streams"
 LEAST = 4  # samples; fewer may be equal by chance
 LEAST_DISTINCT = 0.9  # of the samples
 MOST_SHARED = 0.5  # of the samples of a pass. Padding repeats a few samples.
@@ -17,6 +19,7 @@ MOST_SHARED = 0.5  # of the samples of a pass. Padding repeats a few samples.
 def check(evidence: Evidence) -> Iterator[Finding]:
     evidence.require_data_parallel()
     ranks = [rank for rank in evidence.ranks if rank.training_passes]
+    yield from _check_streams(evidence.ranks)
     if len(ranks) < 2:
         yield from _check_inputs(evidence)
         return
@@ -50,9 +53,33 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             if same
             else f"Each rank reads all {about['samples']} samples, in an order of its own.",
             cure,
-            PAGE,
+            PAGE_OF_STREAMS if is_stream else PAGE,
         )
         for rank in [ranks[0], *(same or whole)]:
+            finding.add_place(rank.pass_of(loader)["line"], rank.number)
+        yield finding
+
+
+def _check_streams(ranks: list[Rank]) -> Iterator[Finding]:
+    """Find streams that loader workers repeat, and streams that are divided twice."""
+    for loader, rank in equal_workers(ranks).items():
+        yield Finding(
+            ERROR,
+            "samples",
+            f"The loader workers of rank {rank.number} read the same samples in the same order.",
+            "Let each worker yield its own part of the stream: see get_worker_info.",
+            PAGE_OF_STREAMS,
+        ).add_place(rank.pass_of(loader)["line"], rank.number)
+    for loader, (first, second) in differing_streams(ranks).items():
+        finding = Finding(
+            WARNING,
+            "samples",
+            f"Accelerate divides this stream between the ranks, but rank {second.number} yields "
+            f"other samples than rank {first.number}: most of what it leaves out is never read.",
+            "Let the stream yield the same samples on all ranks, or don't prepare its loader.",
+            PAGE_OF_STREAMS,
+        )
+        for rank in (first, second):
             finding.add_place(rank.pass_of(loader)["line"], rank.number)
         yield finding
 

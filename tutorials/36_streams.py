@@ -1,0 +1,81 @@
+"""Count how often two processes with two loader workers each read the samples of a stream.
+
+python tutorials/36_streams.py
+"""
+
+import multiprocessing
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DataLoaderConfiguration
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from accel_demo.processes.devices import use_cpu
+from accel_demo.processes.group import PRELOADED, run_in_group
+from accel_demo.show import table
+
+FILES = [range(0, 4), range(4, 9), range(9, 12), range(12, 18)]  # each sample is a number
+SAMPLES, WORKERS = 18, 2
+HEAD = ["loader", "the stream divides", "how often each sample is read", "taken from files", "batches"]
+
+
+class Stream(IterableDataset):
+    """Yield the part of one reader. Readers are ranks, workers of a rank, or workers of all ranks.
+
+    `taken` counts, for each worker, the samples that it takes from the files.
+    """
+
+    def __init__(self, by_ranks=False, by_workers=False, whole_files=False):
+        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if by_ranks else (0, 1)
+        self.by_workers, self.whole_files = by_workers, whole_files
+        self.taken = torch.zeros(WORKERS, dtype=torch.long).share_memory_()
+
+    def __iter__(self):
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if self.by_workers else (0, 1)
+        reader, readers = self.rank * workers + worker, self.ranks * workers
+        number = 0
+        for file in FILES[reader::readers] if self.whole_files else FILES:
+            for sample in file:
+                self.taken[info.id] += 1
+                if self.whole_files or number % readers == reader:
+                    yield sample
+                number += 1
+
+
+def main(device):
+    multiprocessing.set_forkserver_preload(["accelerate"])  # workers start in milliseconds
+    rows = [
+        row("not prepared", "nothing"),
+        row("not prepared", "by worker", by_workers=True),
+        row("not prepared", "by rank", by_ranks=True),
+        row("not prepared", "by both", by_ranks=True, by_workers=True),
+        row("not prepared", "by both, files", by_ranks=True, by_workers=True, whole_files=True),
+    ]
+    for dispatches in (None, False):
+        name = "prepared" if dispatches is None else "`dispatch_batches=False`"
+        configuration = DataLoaderConfiguration(dispatch_batches=dispatches)
+        prepare = Accelerator(cpu=use_cpu(), dataloader_config=configuration).prepare
+        rows += [
+            row(name, "nothing", prepare),
+            row(name, "by worker", prepare, by_workers=True),
+            row(name, "by both", prepare, by_ranks=True, by_workers=True),
+        ]
+    if dist.get_rank() == 0:
+        print(table(HEAD, rows))
+
+
+def row(loader_name, stream_name, prepare=lambda loader: loader, **settings):
+    stream = Stream(**settings)
+    loader = DataLoader(stream, 2, num_workers=WORKERS, multiprocessing_context="forkserver")
+    batches = [batch.tolist() for batch in prepare(loader)]
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, (batches, int(stream.taken.sum())))
+    read = [sample for batches, _ in parts for batch in batches for sample in batch]
+    times = "".join(str(read.count(sample)) for sample in range(SAMPLES))
+    taken = ", ".join(str(taken) for _, taken in parts)
+    return [loader_name, stream_name, f"`{times}`", taken, ", ".join(str(len(b)) for b, _ in parts)]
+
+
+if __name__ == "__main__":
+    run_in_group(main, 2, preloaded=(*PRELOADED, "accelerate"))
