@@ -23,7 +23,8 @@ WRONG = {  # a pitfall: what is said of its training loader
     "loader_divided_twice": "8 samples are never read, .* into 4 parts for 2 processes",
     "loader_not_prepared": "16 samples are read more than once",
     "stream_read_twice": "100% of what a rank reads, another rank reads, too",
-    "stream_workers": "Each sample is read at least 2 times",
+    "stream_divided_twice": "The ranks' streams yield different samples",
+    "stream_workers": "The loader workers of a rank read the same samples",
 }
 QUICK = "loader_divided_twice", "stream_workers"  # run by default
 EACH = [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in WRONG]

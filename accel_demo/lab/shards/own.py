@@ -19,6 +19,7 @@ from accel_demo.wording import counted
 LEAST = 8  # samples; the order of fewer may be equal by chance
 MOST_SHARED = 0.5  # of the contents that a rank reads; more are not equal by chance
 NEARLY_ALL = 0.9
+AT_LEAST = "Each sample is read at least"
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def _loader(ranks: list[Rank], number: int) -> OwnLoader:
     name = f"{short_path(about['line'][0])}:{about['line'][1]} {text_of(about['line'])}"
     findings = _findings(about, epochs, len(ranks), by_content) if trains and epochs else []
     if trains and number in equal_workers(ranks):
+        findings = [each for each in findings if not each.startswith(AT_LEAST)]
         findings.append(
             "The loader workers of a rank read the same samples: divide the stream between the "
             "workers, too, with get_worker_info."
@@ -107,7 +109,8 @@ def _loader(ranks: list[Rank], number: int) -> OwnLoader:
     ends = [each for rank in ranks for each in rank.of("pass end") if each["loader"] == number]
     ended_after = max((each["batches"] for each in ends if _is_shortened(each)), default=None)
     by_worker = [_by_worker(rank, number, passes[0]) for rank in ranks if rank.of("batch")]
-    dispatched = any(each["loader"] == number for rank in ranks for each in rank.of("given"))
+    given = any(each["loader"] == number for rank in ranks for each in rank.of("given"))
+    dispatched = given and about["samples"] is None
     return OwnLoader(
         name, samples, by_content, trains, epochs, findings, ended_after, by_worker, dispatched
     )
@@ -195,7 +198,7 @@ def _findings(about: dict, epochs: list[EpochReads], processes: int, by_content:
         if are_unique and (share := _share(first)) > MOST_SHARED:
             findings.append(f"{share:.0%} of what a rank reads, another rank reads, too.")
         elif fewest > 1 and are_even and len(times) >= LEAST:
-            findings.append(f"Each sample is read at least {fewest} times in an epoch.")
+            findings.append(f"{AT_LEAST} {fewest} times in an epoch.")
     elif again >= global_batch and not repeats_alone:  # padding of the last batch is less
         findings.append(
             f"{counted(len(first.more_than_once), 'sample')} are read more than once in an epoch, "
