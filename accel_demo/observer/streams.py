@@ -28,7 +28,8 @@ def observe_accelerate(module) -> None:
 
     @functools.wraps(begin)
     def observed_begin(self):
-        return begin(_recording(self) or self)
+        recording = _recording(self)  # its truth value would be its length
+        return begin(self if recording is None else recording)
 
     shard.__iter__ = observed_begin
 

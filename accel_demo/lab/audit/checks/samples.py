@@ -19,9 +19,11 @@ MOST_SHARED = 0.5  # of the samples of a pass. Padding repeats a few samples.
 def check(evidence: Evidence) -> Iterator[Finding]:
     evidence.require_data_parallel()
     ranks = [rank for rank in evidence.ranks if rank.training_passes]
-    yield from _check_streams(evidence.ranks)
+    of_streams = list(_check_streams(evidence.ranks))
+    yield from of_streams
     if len(ranks) < 2:
-        yield from _check_inputs(evidence)
+        if not of_streams:  # they explain equal inputs
+            yield from _check_inputs(evidence)
         return
     if not any(any(_contents(passes[0])) for passes in ranks[0].training_passes.values()):
         raise NotChecked("the batches contain no tensors")

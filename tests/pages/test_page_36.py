@@ -1,0 +1,160 @@
+"""Page 36: who reads a stream, how training on it ends, and what Accelerate does with it."""
+
+import multiprocessing
+from itertools import islice
+
+import pytest
+import torch
+from accelerate.data_loader import IterableDatasetShard, skip_first_batches
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
+
+from accel_demo.lab.course.exercises import all_exercises
+from tests.pages.pages import TUTORIALS, load_module, rows_below, transcript
+
+PAGE = TUTORIALS / "36_streams.md"
+LENGTHS, GLOBAL_BATCH = (17, 3, 41, 11), 12
+
+
+def test_only_readers_that_know_rank_and_worker_read_each_sample_once():
+    rows = {tuple(row[:2]): row[2:] for row in rows_below(PAGE, "loader")}
+    times = {name: row[0].strip("`") for name, row in rows.items()}
+    assert times["not prepared", "nothing"] == "4" * 18
+    assert times["not prepared", "by worker"] == times["not prepared", "by rank"] == "2" * 18
+    assert times["not prepared", "by both"] == times["not prepared", "by both, files"] == "1" * 18
+    assert rows["not prepared", "by both"][1:] == ["36", "6, 4"]
+    assert rows["not prepared", "by both, files"][1:] == ["7", "4, 6"]
+
+
+def test_accelerate_needs_a_stream_that_is_divided_by_worker_only():
+    rows = {tuple(row[:2]): row[2:] for row in rows_below(PAGE, "loader")}
+    for name in ("prepared", "`dispatch_batches=False`"):
+        times = {how: rows[name, how][0].strip("`") for how in ("nothing", "by worker", "by both")}
+        assert "0" not in times["nothing"] + times["by worker"] and set(times["nothing"]) <= {*"24"}
+        assert times["by both"].count("0") >= 8  # almost half of them
+    assert rows["prepared", "by worker"][0] == "`" + "1" * 18 + "`"
+    assert rows["prepared", "by worker"][2] == "5, 5"
+
+
+def test_each_remedy_ends_and_costs_what_the_page_says():
+    rows = {row[0]: row[1:] for row in rows_below(PAGE, "remedy")}
+    assert rows == {
+        "nothing: does not end": ["3, 7", "18 of 18", "0"],
+        "stop together": ["3, 3", "11 of 18", "0"],
+        "repeat, 6 steps": ["6, 6", "17 of 18", "5"],
+        "`Join`": ["3, 7", "18 of 18", "0"],
+        "Accelerate, rank 0 reads": ["5, 5", "18 of 18", "0"],
+    }
+
+
+def test_a_list_is_copied_into_each_worker_and_a_mapped_file_is_shared_by_all():
+    rows = {row[0]: row[1:] for row in rows_below(PAGE, "data")}
+    [output] = transcript("data_memory").values()
+    assert all(f"| {name}" in output for name in rows)
+    listed, array, file = ([int(cell.split()[0]) for cell in row] for row in rows.values())
+    assert listed[1] > 2.5 * listed[0]
+    assert array[1] <= array[0] + 20 and 60 <= array[0] <= 100
+    assert file[0] <= 60 and file[1] <= 60
+
+
+def test_the_order_changes_unless_a_persistent_worker_keeps_its_copy():
+    rows = [row[1:] for row in rows_below(PAGE, "loader with one worker")]
+    assert [first != second for first, second in rows] == [False, True, False, True]
+    assert all(sorted(map(int, order.split())) == [*range(12)] for row in rows for order in row)
+
+
+def answer():
+    return load_module(all_exercises()["36"].answer)
+
+
+def batches_of(paths, ranks: int, workers: int) -> list[list[list[int]]]:
+    """Return the batches of each rank with our answer to exercise 36."""
+    by_rank = []
+    for rank in range(ranks):
+        size = GLOBAL_BATCH // ranks
+        stream = answer().Stream(paths, size, rank, ranks)
+        context = multiprocessing.get_context("fork") if workers else None
+        loader = DataLoader(stream, size, num_workers=workers, multiprocessing_context=context)
+        by_rank.append([batch.tolist() for batch in loader])
+    return by_rank
+
+
+def trained(batches: list[list[int]], wrap: bool) -> torch.Tensor:
+    """Train on numbers, in float64, and return the weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    wrapped = DistributedDataParallel(model) if wrap else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for batch in batches:
+        inputs = torch.tensor(batch, dtype=torch.double)[:, None] / sum(LENGTHS)
+        optimizer.zero_grad()
+        (wrapped(inputs) - inputs.square()).square().mean().backward()
+        optimizer.step()
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def trained_in_ddp(by_rank) -> torch.Tensor:
+    return trained(by_rank[torch.distributed.get_rank()], wrap=True)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_learn_the_same_from_a_stream_as_one_process(ranks, workers, together, tmp_path):
+    """The tolerance is for sums in another order, of float64."""
+    paths, first = [], 0
+    for length in LENGTHS:
+        paths.append(tmp_path / f"{first}.txt")
+        paths[-1].write_text("\n".join(map(str, range(first, first + length))))
+        first += length
+    [alone] = batches_of(paths, 1, workers)
+    by_rank = batches_of(paths, ranks, workers)
+    assert [len(own) for own in by_rank] == [len(alone)] * ranks
+    for step, batch in enumerate(alone):
+        assert sorted(sum((own[step] for own in by_rank), [])) == sorted(batch)
+    read = sorted(sum(sum(by_rank, []), []))
+    assert len(read) == len(set(read)) > first - GLOBAL_BATCH * max(workers, 1)
+    expected = trained(alone, wrap=False)
+    for weights in together(trained_in_ddp, ranks, by_rank=by_rank):
+        assert torch.allclose(weights, expected, rtol=0, atol=1e-12)
+
+
+class Numbers(IterableDataset):
+    def __init__(self, numbers=range(18)):
+        self.numbers, self.taken = numbers, 0
+
+    def __iter__(self):
+        for number in self.numbers:
+            self.taken += 1
+            yield number
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_shard_reads_everything_and_the_shards_of_a_divided_stream_lose_samples(ranks):
+    whole, divided = [], []
+    for rank in range(ranks):
+        stream = Numbers()
+        shard = IterableDatasetShard(stream, 2, num_processes=ranks, process_index=rank)
+        whole += [*shard]
+        assert stream.taken == 18
+        own = Numbers([*islice(range(18), rank, None, ranks)])
+        divided += [*IterableDatasetShard(own, 2, num_processes=ranks, process_index=rank)]
+    assert set(whole) == set(range(18))
+    assert len(set(divided)) < 18 or ranks == 1
+
+
+def test_skipping_batches_of_a_stream_reads_them_again():
+    stream = Numbers()
+    try:
+        loader = skip_first_batches(DataLoader(stream, 2), 3)
+        batches = iter(loader)
+        assert next(batches).tolist() == [6, 7] and stream.taken == 8
+    finally:
+        for state in (AcceleratorState, PartialState, GradientState):
+            state._reset_state()
+
+
+def test_four_of_32_readers_have_a_file_more():
+    files = [len(range(reader, 100, 32)) for reader in range(32)]
+    assert (files.count(4), files.count(3)) == (4, 28)
