@@ -123,3 +123,12 @@ def test_wrong_streams_are_named_and_right_ones_are_not(
 def test_random_or_equal_elements_are_not_taken_for_another_stream(sample, tmp_path):
     evidence = observe(script("both", 0, EACH_RANK, sample), tmp_path)
     assert audited(evidence) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_different_numbers_of_batches_of_a_stream_are_found(workers, tmp_path):
+    divide = "number % workers == worker and (12 <= number < 36 if RANK else number < 12)"
+    text = script("both", workers, NO).replace(DIVIDED["both"], divide)
+    [finding] = audited(observe(text, tmp_path))
+    counts = "rank 0 has 4, rank 1 has 6" if workers else "rank 0 has 3, rank 1 has 6"
+    assert finding.startswith(f"The ranks have different numbers of batches in pass 1: {counts}.")

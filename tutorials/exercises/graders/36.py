@@ -78,7 +78,8 @@ def judge(batches: list[list[list[int]]], workers: int, where: str) -> None:
         text = ", ".join(map(str, numbers))
         raise Wrong(f"{where}, the ranks have {text} batches", read="When a rank has no batch left")
     if short := [batch for own in batches for batch in own if len(batch) < BATCH]:
-        raise Wrong(f"{where}, a batch has {len(short[0])} sample instead of {BATCH}")
+        sizes = f"a batch has {len(short[0])} sample instead of {BATCH}"
+        raise Wrong(f"{where}, {sizes}", read="When a rank has no batch left")
 
 
 def explain(sample: int, by_rank: list[Counter], workers: int) -> str:
