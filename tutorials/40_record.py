@@ -2,7 +2,8 @@
 
 python tutorials/40_record.py           # everything; takes minutes, and needs an idle machine
 python tutorials/40_record.py scaling   # or alpha_beta (page 20), dp_or_ddp (25), lost,
-                                        # bench/precision (33), signals (35), pays_off (37),
+                                        # bench/precision (33), signals (35), data_memory
+                                        # (36), pays_off (37),
                                         # timeline, profile, buckets (40), speedup, slower, spin
                                         # (41), fits (42); as root on Linux: two_machines,
                                         # two_worlds, rates (44), lost_machine (45)
@@ -42,6 +43,7 @@ RECORDS = {
     "lost": ["python tutorials/33_lost.py"],
     "bench/precision": ["accel-demo bench precision"],
     "signals": ["python tutorials/35_signals.py"],
+    "data_memory": ["python tutorials/36_memory.py"],
     "pays_off": ["python tutorials/37_pays_off.py"],
     "timeline": [
         "accel-demo timeline --plot tutorials/40_timeline.svg",
