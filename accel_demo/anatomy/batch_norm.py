@@ -120,6 +120,7 @@ def compare(device: torch.device, split: tuple[int, ...], layer: str) -> dict[st
 
 
 def gradient(tensor):
+    assert isinstance(tensor.grad, torch.Tensor), "backward has not reached the tensor"
     return tensor.grad
 
 
