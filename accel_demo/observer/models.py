@@ -7,11 +7,13 @@ import sys
 from .events import emit, guarded, line_of_script
 from .loaders import fingerprints
 from .processes import wrap
-from .weights import Numbers, number_of, sums, total
+from .weights import BEGINNING, Numbers, number_of, sums, total
 
 replicas = Numbers()  # the models wrapped in DistributedDataParallel
+_averages = Numbers()  # averages of weights (EMA, SWA)
 _forwards: list = []
 MOST_FORWARDS = 1000  # between two backward passes
+MOST_UPDATES = 50  # of an average, that are compared
 
 
 def observe_torch(torch) -> None:
@@ -20,17 +22,23 @@ def observe_torch(torch) -> None:
         wrap("_pre_forward", _forward, replica)
         observe_construction(replica, _wrapped)
         wrap("__enter__", _joined, torch.distributed.algorithms.join.Join)
+    _observe_after(torch.optim.swa_utils.AveragedModel, "update_parameters", _averaged)
 
 
 def observe_construction(owner, after) -> None:
-    original = owner.__init__
+    _observe_after(owner, "__init__", after)
+
+
+def _observe_after(owner, name: str, after) -> None:
+    """Call `after` with the object after each call of one of its methods."""
+    original = getattr(owner, name)
 
     @functools.wraps(original)
-    def construct(self, *args, **kwargs):
+    def observed(self, *args, **kwargs):
         original(self, *args, **kwargs)
         after(self)
 
-    owner.__init__ = construct
+    setattr(owner, name, observed)
 
 
 @guarded
@@ -44,6 +52,21 @@ def _wrapped(replica) -> None:
         bytes=sum(each.numel() * each.element_size() for each in parameters if each.requires_grad),
         line=line_of_script(4),
     )
+
+
+@guarded
+def _averaged(average) -> None:
+    """Record an update of averaged weights, so that the ranks' averages can be compared."""
+    update = int(average.n_averaged)
+    if update <= MOST_UPDATES:
+        emit(
+            "average",
+            average=_averages.of(average),
+            update=update,
+            weights=total(sums(average.module.parameters(), BEGINNING)),
+            buffers=number_of(average.module.buffers()),
+            line=line_of_script(4),
+        )
 
 
 @guarded
@@ -111,7 +134,7 @@ def _description(module, holders: dict[int, int]) -> dict:
                 type(each).__name__
                 for each in module.modules()
                 if isinstance(each, norms._BatchNorm)
-                and not isinstance(each, norms.SyncBatchNorm)
+                and type(each).forward is norms._BatchNorm.forward  # not one of all ranks' samples
                 and each.training
             }
         ),

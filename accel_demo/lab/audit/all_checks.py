@@ -6,6 +6,7 @@ folder and the ending refer to tutorials/.
 
 from accel_demo.lab.audit.checks import (
     averaged,
+    averages,
     batches,
     clipping,
     collectives,
@@ -35,6 +36,7 @@ EXPLAINS = {
     "batches": {"collectives"},
     "settings": {"replicas"},
     "samples": {"randomness"},
+    "replicas": {"averages"},
 }
 _MODULES = {  # what each check looks at, as printed
     connected: "connected processes",
@@ -56,6 +58,7 @@ _MODULES = {  # what each check looks at, as printed
     parts: "parts of the data set",
     syncs: "needless all-reduces",
     norms: "batch statistics and buffers",
+    averages: "averaged weights",
     saves: "names in saved weights",
     undivided: "losses divided for accumulation",
     metrics: "metrics of all ranks",

@@ -7,7 +7,7 @@ from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.places import NotChecked, ranks_in_words
 from accel_demo.lab.observed.ranks import Rank
 
-PAGE = "22_ddp"
+PAGE = "32_batch_statistics"
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
