@@ -1,0 +1,74 @@
+"""Page 32: batch statistics of all ranks, two forwards, a GAN, and averages of the weights."""
+
+import pytest
+import torch
+
+from accel_demo.anatomy.batch_norm import EQUAL as SAME
+from accel_demo.anatomy.batch_norm import SyncBatchNorm
+from tests.pages.pages import TUTORIALS, bound_to, load_module, rows_below
+
+PAGE = TUTORIALS / "32_batch_statistics.md"
+
+
+def test_only_the_layer_by_hand_equals_the_whole_batch_on_several_ranks():
+    rows = rows_below(PAGE, "samples of each rank")
+    assert {len(row[0].split(", ")) for row in rows} == {1, 2, 3}
+    for samples, layer, *results in rows:
+        is_equal = layer == "by hand" or "," not in samples
+        assert all((result == "equal") == is_equal for result in results), samples
+    assert SAME <= 1e-10
+
+
+def test_two_forwards_fail_with_unused_parameters_and_with_a_buffer_that_backward_reads():
+    bound_to("torch", PAGE.name, "PyTorch {version} doesn't raise it")
+    results = {tuple(row[:2]): row[2] for row in rows_below(PAGE, "model")}
+    unused, synced = "`find_unused_parameters=True`", "`forward_sync_buffers=False`"
+    error = "`RuntimeError: Expected to mark a variable ready only once.`"
+    assert results.pop(("two heads", unused)) == error
+    assert results.pop(("running scale", "–")).startswith("**off by ")
+    assert set(results) == {("BatchNorm", "–"), ("two heads", "–"), ("running scale", synced)}
+    assert set(results.values()) == {"right"}
+
+
+def test_the_gan_is_equal_with_ddp_and_accelerate_on_one_two_and_three_processes():
+    rows = rows_below(PAGE, "processes")
+    assert sorted({row[0] for row in rows}) == ["1", "2", "3"]
+    for _, method, all_reduces, result in rows:
+        if "without" in method:
+            assert (all_reduces, result) == ("7", "**different**")
+        else:
+            assert all_reduces == "6" and "**" not in result
+    program = load_module(TUTORIALS / "32_gan.py")
+    generator, discriminator = program.make_models()
+    norms = [each for each in generator.modules() if isinstance(each, SyncBatchNorm)]
+    assert len(norms) == 1 and not any("Norm" in str(each) for each in discriminator.modules())
+
+
+@pytest.mark.parametrize(
+    ("average", "updates", "ranks", "compared"),
+    [
+        ("`unwrap_model(model)`, after each step", "20", "equal", "equal"),
+        ("after each micro-batch", "40", "equal", "different"),
+        ("`use_buffers=False`", "20", "equal", "different"),
+        ("plain BatchNorm", "20", "**different**", "different"),
+        ("the wrapped model", "20", "equal", "equal"),
+        ("resumed, registered", "20", "equal", "equal"),
+        ("resumed, not registered", "10", "equal", "different"),
+    ],
+)
+def test_the_average_is_right_only_as_the_page_says(average, updates, ranks, compared):
+    [row] = [row for row in rows_below(PAGE, "average") if row[0] == average]
+    prefix = "module." if average == "the wrapped model" else ""
+    assert row[1:] == [updates, ranks, f"`{prefix}0.weight`", compared]
+
+
+def test_only_a_method_that_forward_calls_has_its_gradients_averaged():
+    (_, error), (_, apart), (_, equal) = rows_below(PAGE, "loss")
+    assert error == "`AttributeError: 'DistributedDataParallel' object has no attribute 'loss'`"
+    assert apart.startswith("differ by ") and float(apart.split()[-1]) > 0 and equal == "equal"
+
+
+def test_the_variance_of_answer_1():
+    rows = torch.tensor([-1.0, 1.0] * 3 + [1.0, 3.0] * 3)
+    assert rows[:6].var(correction=0) == rows[6:].var(correction=0) == 1
+    assert rows.var(correction=0) == 2
