@@ -16,23 +16,14 @@ from accel_demo.processes.launch import run_to_end
 from accel_demo.show import table
 
 RATE = 25  # Mbit/s
-# Bytes per step, as page 46 counts them: see 46_send_less.py
-BYTES = {
-    "DDP": 407_080,
-    "bf16": 203_540,
-    "PowerSGD, rank 4": 17_352,
-    "PowerSGD, rank 2": 8_952,
-    "PowerSGD, rank 1": 4_752,
-    "LocalSGD": 407_080 / 16,
-    "DiLoCo": 407_080 / 16,
-}
 
 
 def main() -> None:
-    slow, fast = seconds_per_step(f" --rate {RATE}mbit"), seconds_per_step("")
+    sent, slow = measure(f" --rate {RATE}mbit")
+    _, fast = measure("")
     rows = []
     for method in slow:
-        wire = 8 * BYTES[method] / (RATE * 1e6)
+        wire = 8 * sent[method] / (RATE * 1e6)
         predicted = statistics.median(fast[method]) + wire
         row = [method, f"{1000 * wire:.0f}", f"{1000 * predicted:.0f}"]
         for seconds in (slow, fast):
@@ -49,8 +40,8 @@ def main() -> None:
     print(f"\n{machine.sentence()}")
 
 
-def seconds_per_step(limit: str) -> dict[str, list[float]]:
-    """Return the seconds per step of each round, by method."""
+def measure(limit: str) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Return the bytes per step, and the seconds per step of each round, by method."""
     command = f"accel-demo nodes --processes-per-node 1{limit} -- torchrun tutorials/46_step.py"
     ended = run_to_end(command, 900, cwd=Path(__file__).parent.parent)
     lines = re.findall(r"^node 0 \| (\{.*\})$", ended.stdout, re.MULTILINE)
@@ -59,7 +50,7 @@ def seconds_per_step(limit: str) -> dict[str, list[float]]:
     result = json.loads(lines[-1])
     if result["processes"] != 2:
         raise UserError(f"`{command}` connected {result['processes']} processes instead of 2")
-    return result["seconds"]
+    return result["bytes"], result["seconds"]
 
 
 if __name__ == "__main__":

@@ -2,18 +2,20 @@
 
 torchrun --standalone --nproc-per-node 2 tutorials/46_step.py
 
-Rank 0 prints {method: [seconds per step, one number per round]} as a line of JSON.
+Rank 0 prints a line of JSON: the seconds per step in each round, and the bytes per step.
 """
 
 import json
 import random
 import time
+from collections.abc import Iterator
 from itertools import islice
 
 import torch.distributed as dist
 from accelerate import Accelerator
 from send_less import EVERY, METHODS, make_model, own_batches, train
 
+from accel_demo.anatomy.ddp.flight_recorder import recorded
 from accel_demo.processes.devices import use_cpu
 
 ROUNDS = 7
@@ -22,29 +24,32 @@ ROUNDS = 7
 def main():
     accelerator = Accelerator(cpu=use_cpu())
     batches = list(islice(own_batches(1, device=str(accelerator.device)), 2 + EVERY))
-    seconds = {method: [] for method in METHODS}
+    seconds, sent = {method: [] for method in METHODS}, {}
     for number in range(1 + ROUNDS):
         for method in random.Random(number).sample(METHODS, len(METHODS)):
-            clock = []
-            train(method, make_model(), timed(batches, clock))
+            measured = []
+            train(method, make_model(), observed(batches, measured))
             if number:  # the first round also connects the processes
-                seconds[method].append((clock[1] - clock[0]) / EVERY)
+                seconds[method].append(measured[0] / EVERY)
+            sent[method] = measured[1] / EVERY
     if accelerator.is_main_process:
-        print(json.dumps({"processes": accelerator.num_processes, "seconds": seconds}), flush=True)
+        result = {"processes": accelerator.num_processes, "seconds": seconds, "bytes": sent}
+        print(json.dumps(result), flush=True)
     accelerator.end_training()
 
 
-def timed(batches: list, clock: list[float]):
-    """Yield the batches, and add the time before the third one and the time after the last one.
+def observed(batches: list, measured: list[float]) -> Iterator[tuple]:
+    """Yield the batches. Add the seconds and the bytes of the steps after the first two.
 
     The first two steps of PowerSGD are those of DDP.
     """
-    for number, batch in enumerate(batches):
-        if number == len(batches) - EVERY:
-            dist.barrier()
-            clock.append(time.perf_counter())
-        yield batch
-    clock.append(time.perf_counter())
+    yield from batches[:-EVERY]
+    dist.barrier()
+    with recorded() as collectives:
+        started_at = time.perf_counter()
+        yield from batches[-EVERY:]
+        measured.append(time.perf_counter() - started_at)
+    measured.append(sum(each.size for each in collectives if each.name == "all_reduce"))
 
 
 if __name__ == "__main__":
