@@ -69,7 +69,7 @@ def _observe_all() -> None:
     ends.watch()
     files.watch()
     metrics.observe_output()
-    for module in (answers, metrics):
+    for module in (answers, metrics, training):
         when_imported(GROUPS, module.observe_groups)
     when_imported("multiprocessing.process", metrics.observe_processes)
     for module in (
@@ -90,6 +90,7 @@ def _observe_all() -> None:
         when_imported("torch", parity.observe_torch)
     for module in (loaders, streams):
         when_imported("accelerate.data_loader", module.observe_accelerate)
+    when_imported("accelerate.local_sgd", training.observe_local_sgd)
     when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", weights.observe_fsdp)
     when_imported("torch.distributed.fsdp.sharded_grad_scaler", clipping.observe_sharded_scaler)
     when_imported("torch.distributed.tensor.parallel.api", weights.observe_tensor_parallel)

@@ -7,7 +7,7 @@ import functools
 import sys
 from contextlib import contextmanager
 
-from . import limits, loaders, losses, models
+from . import ends, limits, loaders, losses, models
 from .collectives import counted
 from .events import emit, guarded, line_of_script
 from .processes import wrap
@@ -204,6 +204,35 @@ def _zeroed(owner, *args) -> None:
     for optimizer in holders:  # also one that wraps the owner, or that it wraps
         window = window_of(optimizer)
         window.backwards_at_zero, window.is_unscaled = Backwards.count, False
+
+
+def observe_groups(module) -> None:
+    """Record the weights when the process group is destroyed, and when the process ends.
+
+    A script may have deleted its optimizers before it ends.
+    """
+    wrap("destroy_process_group", lambda *_: _ending(), module, sys.modules["torch.distributed"])
+    ends.before_end.append(_ending)
+
+
+@guarded
+def _ending() -> None:
+    for optimizer in optimizers():
+        window = window_of(optimizer)
+        if window.steps:
+            numbers = sums(parameters_of(optimizer))
+            emit("last weights", optimizer=window.number, total=total(numbers))
+
+
+def observe_local_sgd(module) -> None:
+    """Record how many local steps Accelerate's LocalSGD makes between two averages."""
+    wrap("__enter__", _local_steps, module.LocalSGD)
+
+
+@guarded
+def _local_steps(local_sgd) -> None:
+    if local_sgd.enabled:
+        emit("local steps", every=local_sgd.local_sgd_steps, line=line_of_script(3))
 
 
 def observe_accelerate(accelerate) -> None:

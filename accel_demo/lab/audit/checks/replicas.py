@@ -1,13 +1,15 @@
 """Are the weights of all ranks equal after each optimizer step?"""
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
-from accel_demo.lab.audit.result import ERROR, NOTE, Finding
+from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding
 from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.places import NotChecked
 from accel_demo.lab.observed.ranks import Rank
 
-PAGE = "22_ddp"
+PAGE, LOCAL_PAGE = "22_ddp", "46_send_less"
 # The error of the forward pass after a backward pass that DDP could not finish
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
@@ -34,20 +36,26 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         if all(equal):
             continue
         number = equal.index(False)
-        later = [
-            {each[step]["before"] for each in steps} for step in range(number + 1, len(totals))
+        pairs = zip(*([step["before"] for step in each[1:]] for each in steps), strict=False)
+        equal_later = [len(set(each)) == 1 for each in pairs]
+        averaged = [
+            step
+            for step, is_equal in enumerate(equal, start=1)
+            if is_equal or (step <= len(equal_later) and equal_later[step - 1])
         ]
-        if any(equal[number:]) or any(len(weights) == 1 for weights in later):
-            yield Finding(
-                NOTE,
-                "replicas",
-                f"The weights of the ranks differ after step {number + 1} and are equal again "
-                f"later, as in training with local steps.",
-                "If this is not what you want, average the gradients before each step.",
-                PAGE,
-            )
+        if averaged and averaged[-1] > number:
+            yield from _local_steps(evidence, optimizers, averaged, len(totals))
             continue
+        if _end_equally(evidence, optimizers):
+            continue  # all steps were local, and the weights were averaged at the end
+        if every := [event["every"] for rank in evidence.ranks for event in rank.of("local steps")]:
+            raise NotChecked(
+                f"LocalSGD averages the weights after {min(every)} steps, and the audit saw only "
+                f"{len(totals)}"
+            )
         reason, cure = _reason(*own[0], steps[0][: number + 1])
+        if any(evidence.counts("enough")):
+            cure += " If you train with local steps, let the audit see more steps: --steps."
         finding = Finding(
             ERROR,
             "replicas",
@@ -61,6 +69,44 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         yield finding
     if not compared:
         raise NotChecked("the parameters are shards, or there was no step")
+
+
+def _local_steps(
+    evidence: Evidence, optimizers: tuple[int, ...], averaged: list[int], steps: int
+) -> Iterator[Finding]:
+    """Check training with local steps, whose weights are equal after the steps in `averaged`."""
+    gaps = Counter(later - earlier for earlier, later in pairwise([0, *averaged]))
+    [(usual, _)] = gaps.most_common(1)
+    if usual == 1 or len(gaps) > 2:  # the end of an epoch may have a gap of its own
+        yield Finding(
+            NOTE,
+            "replicas",
+            "The weights of the ranks differ after some steps and are equal again later, as in "
+            "training with local steps, but at irregular intervals.",
+            "If this is not what you want, average the gradients before each step.",
+            LOCAL_PAGE,
+        )
+    if _end_equally(evidence, optimizers) is False and not any(evidence.counts("enough")):
+        finding = Finding(
+            WARNING,
+            "replicas",
+            f"The weights of the ranks are equal after step {averaged[-1]}, but differ at the end, "
+            f"after step {steps}: the last local steps were not averaged.",
+            "Average the weights once more after the last step, before you save or evaluate them.",
+            LOCAL_PAGE,
+        )
+        yield finding.add_places_of(evidence.ranks, "step")
+
+
+def _end_equally(evidence: Evidence, optimizers: tuple[int, ...]) -> bool | None:
+    """Return whether all ranks have the same weights at the end, or None if it is unknown."""
+    last = [
+        [each["total"] for each in rank.of("last weights") if each["optimizer"] == optimizer]
+        for rank, optimizer in zip(evidence.ranks, optimizers, strict=True)
+    ]
+    if not all(last) or any(totals[-1] is None for totals in last):
+        return None
+    return len({totals[-1] for totals in last}) == 1
 
 
 def _started_differently(own: list[tuple[Rank, int]]) -> bool:
