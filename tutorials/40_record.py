@@ -5,8 +5,9 @@ python tutorials/40_record.py scaling   # or alpha_beta (page 20), dp_or_ddp (25
                                         # bench/precision (33), signals (35), data_memory
                                         # (36), pays_off (37),
                                         # timeline, profile, buckets (40), speedup, slower, spin
-                                        # (41), fits (42); as root on Linux: two_machines,
-                                        # two_worlds, rates (44), lost_machine (45)
+                                        # (41), fits (42), send_less (46); as root on Linux:
+                                        # two_machines, two_worlds, rates (44), lost_machine (45),
+                                        # send_less_rates (46)
 python tutorials/40_record.py --quick   # a preview only: the tests need the full results
 
 If other programs use the processor, it stops, and does not change the transcript. If a page
@@ -64,6 +65,11 @@ RECORDS = {
     "two_machines": ["accel-demo nodes -- torchrun tutorials/44_two_machines.py"],
     "two_worlds": ["accel-demo nodes --processes-per-node 1 -- python tutorials/44_two_worlds.py"],
     "rates": ["python tutorials/44_rates.py"],
+    "send_less": [
+        "torchrun --standalone --nproc-per-node 2 tutorials/46_loss.py "
+        "--plot tutorials/46_send_less.svg"
+    ],
+    "send_less_rates": ["python tutorials/46_rates.py"],
     "lost_machine": ["python tutorials/45_lost_machine.py --plot tutorials/45_lost_machine.svg"],
 }
 IN_TURN = {name: [RECORDS[name][0], RECORDS[name][-1]] for name in ("timeline", "profile")}

@@ -1,0 +1,315 @@
+"""Page 46: compressed gradients, local steps, and what they send."""
+
+import copy
+import pickle
+import re
+from itertools import islice
+
+import accelerate
+import pytest
+import send_less
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.local_sgd import LocalSGD
+from accelerate.utils import DistributedDataParallelKwargs
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector
+
+from accel_demo.anatomy.ddp.flight_recorder import recorded
+from accel_demo.lab.audit.command import run_checks
+from tests.observer.test_checks import SCRIPTS, observe, text_of
+from tests.pages.pages import TUTORIALS, load_module, rows_below, section, transcript
+
+PAGE = TUTORIALS / "46_send_less.md"
+TEXT = " ".join(PAGE.read_text().split())
+HOOK = load_module(TUTORIALS / "46_hook.py")
+PROGRAM = load_module(TUTORIALS / "46_send_less.py")
+HookType = accelerate.DDPCommunicationHookType
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.Tanh(), torch.nn.Linear(16, 12))
+
+
+def batches(steps: int, dtype=torch.float32) -> list[tuple]:
+    draw = torch.Generator().manual_seed(dist.get_rank())
+    return [
+        (
+            torch.randn(8, 24, generator=draw, dtype=dtype),
+            torch.randint(12, (8,), generator=draw),
+        )
+        for _ in range(steps)
+    ]
+
+
+def take_steps(model, data: list, local=None):
+    """Train with SGD. Return the optimizer."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    for inputs, labels in data:
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if local:
+            local.step()
+    return optimizer
+
+
+def are_equal_on_all_ranks(values: torch.Tensor) -> bool:
+    everyone = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, values.detach())
+    return all(torch.equal(values, each) for each in everyone)
+
+
+def count_bytes(device):
+    """Return, for each method, the counted bytes, the formula's, and if the ranks end equal."""
+    steps, every, counts = 10, 4, {}
+    for method in send_less.METHODS:
+        model = send_less.make_model()
+        with recorded() as collectives:
+            data = islice(send_less.own_batches(1), steps)
+            trained = send_less.train(method, model, data, every)
+        counted = sum(each.size for each in collectives if each.name == "all_reduce")
+        is_equal = are_equal_on_all_ranks(parameters_to_vector(trained.parameters()))
+        counts[method] = counted, PROGRAM.bytes_sent(method, model, steps, every), is_equal
+    return dist.get_world_size(), counts
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_each_method_sends_the_bytes_of_its_formula_and_ends_with_equal_weights(
+    together, processes
+):
+    for connected, counts in together(count_bytes, processes):
+        assert connected == processes and list(counts) == send_less.METHODS
+        for method, (counted, formula, is_equal) in counts.items():
+            assert counted == formula > 0 and is_equal, method
+
+
+def power_sgd(rank: int) -> dict:
+    return {"matrix_approximation_rank": rank, "start_powerSGD_iter": 2}
+
+
+def compare_hooks(device):
+    """Return, for each hook, whether raw DDP and Accelerate end with the same bits."""
+    cases = {
+        "bf16": (default_hooks.bf16_compress_hook, None, {"comm_hook": HookType.BF16}),
+        "fp16": (default_hooks.fp16_compress_hook, None, {"comm_hook": HookType.FP16}),
+    }
+    for rank in (1, 2, 4):
+        options = {"comm_hook": HookType.POWER_SGD, "comm_state_option": power_sgd(rank)}
+        cases[f"rank {rank}"] = powerSGD_hook.powerSGD_hook, power_sgd(rank), options
+    wrapped = default_hooks.bf16_compress_wrapper(powerSGD_hook.powerSGD_hook)
+    cases["in bf16"] = wrapped, power_sgd(4), {**options, "comm_wrapper": HookType.BF16}
+    data, found = batches(6), {}
+    plain = DistributedDataParallel(network())
+    take_steps(plain, data)
+    for name, (hook, state, options) in cases.items():
+        raw = DistributedDataParallel(network())
+        raw.register_comm_hook(state and powerSGD_hook.PowerSGDState(None, **state), hook)
+        handler = DistributedDataParallelKwargs(**options)
+        prepared = Accelerator(cpu=True, kwargs_handlers=[handler]).prepare(network())
+        for model in (raw, prepared):
+            take_steps(model, data)
+        first, second, third = (
+            parameters_to_vector(model.parameters()) for model in (raw, prepared, plain)
+        )
+        found[name] = torch.equal(first, second), not torch.equal(first, third)
+    ignored = DistributedDataParallelKwargs(comm_hook="bf16")
+    model = Accelerator(cpu=True, kwargs_handlers=[ignored]).prepare(network())
+    return dist.get_world_size(), found, len(model._comm_hooks)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_raw_ddp_and_accelerate_have_the_same_bits_with_each_hook(together, processes):
+    for connected, found, hooks_by_name in together(compare_hooks, processes):
+        assert connected == processes
+        assert found == dict.fromkeys(found, (True, True))
+        assert hooks_by_name == 0 and "Accelerate silently ignores a name" in TEXT
+
+
+def train_locally(device):
+    """Return the difference of DiLoCo to DDP and to LocalSGD, and whether the ranks are equal."""
+    data, wide = batches(8), batches(8, torch.float64)
+    ddp = DistributedDataParallel(network().double())
+    sgd = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    model = network().double()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = send_less.DiLoCo(model, every=1, lr=1.0, momentum=0.0)
+    for inputs, labels in wide:
+        for each, optimizer in ((ddp, sgd), (model, inner)):
+            F.cross_entropy(each(inputs), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        outer.step()
+    pairs = zip(ddp.parameters(), model.parameters(), strict=True)
+    to_ddp = max((a - b).abs().max().item() for a, b in pairs)
+
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(network()) if dist.get_world_size() > 1 else network()
+    with LocalSGD(accelerator, prepared, 3) as local:
+        take_steps(prepared, data, local)
+    model = network()
+    with send_less.DiLoCo(model, every=3, lr=1.0, momentum=0.0) as local:
+        take_steps(model, data, local)
+    pairs = zip(prepared.parameters(), model.parameters(), strict=True)
+    to_local = max((a - b).abs().max().item() for a, b in pairs)
+
+    torch.manual_seed(dist.get_rank())  # each rank begins with other weights
+    model = torch.nn.Linear(24, 12)
+    with send_less.DiLoCo(model, every=3) as local:
+        take_steps(model, data, local)
+    is_equal = are_equal_on_all_ranks(parameters_to_vector(model.parameters()))
+    return dist.get_world_size(), to_ddp, to_local, is_equal
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_diloco_without_momentum_is_ddp_or_local_sgd(together, processes):
+    for connected, to_ddp, to_local, is_equal in together(train_locally, processes):
+        assert connected == processes and is_equal
+        # The difference of two weights, and their mean, are rounded.
+        assert to_ddp < 1e-14 and to_local < 1e-6
+
+
+def observe_local_sgd(device):
+    """Return facts about Accelerate's LocalSGD: what differs between the ranks after its block."""
+    accelerator, model = (
+        Accelerator(cpu=True),
+        torch.nn.Sequential(network(), torch.nn.BatchNorm1d(12)),
+    )
+    model = accelerator.prepare(model)
+    with LocalSGD(accelerator, model, 2) as local, recorded() as collectives:
+        optimizer = take_steps(model, batches(4), local)
+    moments = [state["momentum_buffer"].flatten() for state in optimizer.state.values()]
+    sizes = [each.size for each in collectives if each.name == "all_reduce"]
+    parameters = [parameter.nbytes for parameter in model.parameters()]
+    return {
+        "weights": are_equal_on_all_ranks(parameters_to_vector(model.parameters())),
+        "moments": are_equal_on_all_ranks(torch.cat(moments)),
+        "buffers": are_equal_on_all_ranks(model.module[1].running_mean),
+        "only parameters": sizes == 2 * parameters,  # and no gradients
+    }
+
+
+def test_local_sgd_averages_the_weights_but_neither_moments_nor_buffers(together):
+    expected = {"weights": True, "moments": False, "buffers": False, "only parameters": True}
+    assert together(observe_local_sgd, 2) == [expected] * 2
+
+
+def test_local_sgd_does_nothing_in_one_process_and_refuses_fsdp():
+    accelerator = Accelerator(cpu=True)
+    assert not LocalSGD(accelerator, network(), 2).enabled
+    for kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+
+        class Other:
+            distributed_type = getattr(accelerate.DistributedType, kind)
+
+        with pytest.raises(NotImplementedError):
+            LocalSGD(Other(), network(), 2)
+
+
+def resume_power_sgd(device):
+    """Return how far a resumed run is from an uninterrupted one, by how it is resumed."""
+
+    def make(state):
+        model = DistributedDataParallel(network())
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(model, optimizer, data):
+        for inputs, labels in data:
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    data, state = batches(8), powerSGD_hook.PowerSGDState(None, **power_sgd(1))
+    model, optimizer = make(state)
+    train(model, optimizer, data[:4])
+    weights, saved = copy.deepcopy(model.module.state_dict()), pickle.dumps(state)
+    is_same_error = are_equal_on_all_ranks(state.error_dict[0])
+    train(model, optimizer, data[4:])
+    expected, found = parameters_to_vector(model.parameters()), {}
+    for how in ("without the state", "with the state", "after two backward passes"):
+        state = powerSGD_hook.PowerSGDState(None, **power_sgd(1))
+        model, optimizer = make(state)
+        if how == "after two backward passes":
+            for inputs, labels in data[:2]:
+                F.cross_entropy(model(inputs), labels).backward()
+            optimizer.zero_grad()
+        model.module.load_state_dict(weights)
+        if how != "without the state":
+            state.__setstate__(pickle.loads(saved).__getstate__())
+        train(model, optimizer, data[4:])
+        resumed = parameters_to_vector(model.parameters())
+        found[how] = (resumed - expected).abs().max().item()
+    return dist.get_world_size(), is_same_error, list(found.values())
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_power_sgd_resumes_with_the_same_bits_only_after_two_backward_passes(together, processes):
+    for connected, is_same_error, differences in together(resume_power_sgd, processes):
+        assert connected == processes and not is_same_error
+        without, early, right = differences
+        assert without > 1e-4 and early > 1e-4 and right == 0
+
+
+WRONG_HOOK = """
+def summed(state, bucket):
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda sent: sent.value()[0])
+
+
+def main():
+"""
+
+
+def test_the_audit_does_not_see_a_hook_that_forgets_to_divide(tmp_path):
+    script = text_of(SCRIPTS["ddp"]).replace("\ndef main():\n", WRONG_HOOK)
+    script = script.replace(
+        "    optimizer =", "    model.register_comm_hook(None, summed)\n    optimizer ="
+    )
+    assert "summed)" in script
+    assert run_checks(observe(script, tmp_path))[0] == []
+    assert "It can't see a hook that forgets to divide" in TEXT
+
+
+@pytest.mark.parametrize("name", ["send_less", "send_less_rates"])
+def test_each_transcript_matches_its_command_and_is_on_the_page(name):
+    recorded = transcript(name)
+    assert list(recorded) == load_module(TUTORIALS / "40_record.py").RECORDS[name]
+    [output] = recorded.values()
+    assert set(output.splitlines()) <= set(PAGE.read_text().splitlines())
+
+
+def losses() -> dict[str, list[str]]:
+    [output] = transcript("send_less").values()
+    assert output.startswith("2 connected processes, 8 seeds, 2 epochs\n")
+    rows = rows_below(PAGE, "method")
+    return {row[0]: row[1:] for row in rows if len(row) == 6}
+
+
+def test_the_prediction_follows_from_the_recorded_intervals():
+    rows = losses()
+    assert list(rows) == send_less.METHODS
+    worse = {name for name, row in rows.items() if name != "DDP" and float(row[4].split()[0]) > 0}
+    few = {name for name, row in rows.items() if float(row[0]) < float(rows["DDP"][0]) / 30}
+    assert worse == few | {"DiLoCo"} and few
+    assert re.search(r"\*\*Your prediction\*\*: \(c\)", TEXT)
+
+
+def test_the_megabytes_of_the_losses_are_those_of_two_epochs():
+    model = send_less.make_model()
+    for method, row in losses().items():
+        expected = PROGRAM.bytes_sent(method, model, 2 * (12_000 // (2 * send_less.BATCH)))
+        assert row[0] == f"{expected / 1e6:.1f}"
+    steps = 2 * (12_000 // (2 * send_less.BATCH))
+    assert f"here there are only {-(-steps // send_less.EVERY)}, and" in TEXT
+
+
+def test_the_answers_are_right():
+    rows, columns, rank = 4096, 1024, 8
+    assert f"= {rows * columns / ((rows + columns) * rank):.0f} times." in TEXT
+    assert f"0.2 + 3 / 50 = {0.2 + 3 / 50:.2f} seconds, instead of {0.2 + 3:g}." in TEXT
+    assert "Where it doesn't pay off" in TEXT and section(PAGE.read_text(), "The time")
