@@ -21,7 +21,7 @@ from torch.nn.utils import parameters_to_vector
 from accel_demo.anatomy.ddp.flight_recorder import recorded
 from accel_demo.lab.audit.command import run_checks
 from tests.observer.test_checks import SCRIPTS, observe, text_of
-from tests.pages.pages import TUTORIALS, load_module, rows_below, section, transcript
+from tests.pages.pages import TUTORIALS, load_module, section, table_rows, transcript
 
 PAGE = TUTORIALS / "46_send_less.md"
 TEXT = " ".join(PAGE.read_text().split())
@@ -148,7 +148,7 @@ def train_locally(device):
     to_ddp = max((a - b).abs().max().item() for a, b in pairs)
 
     accelerator = Accelerator(cpu=True)
-    prepared = accelerator.prepare(network()) if dist.get_world_size() > 1 else network()
+    prepared = accelerator.prepare(network())
     with LocalSGD(accelerator, prepared, 3) as local:
         take_steps(prepared, data, local)
     model = network()
@@ -286,8 +286,7 @@ def test_each_transcript_matches_its_command_and_is_on_the_page(name):
 def losses() -> dict[str, list[str]]:
     [output] = transcript("send_less").values()
     assert output.startswith("2 connected processes, 8 seeds, 2 epochs\n")
-    rows = rows_below(PAGE, "method")
-    return {row[0]: row[1:] for row in rows if len(row) == 6}
+    return {row[0]: row[1:] for row in table_rows(PAGE.name, cells=6)}
 
 
 def test_the_prediction_follows_from_the_recorded_intervals():
@@ -297,6 +296,10 @@ def test_the_prediction_follows_from_the_recorded_intervals():
     few = {name for name, row in rows.items() if float(row[0]) < float(rows["DDP"][0]) / 30}
     assert worse == few | {"DiLoCo"} and few
     assert re.search(r"\*\*Your prediction\*\*: \(c\)", TEXT)
+    similar = set(rows) - worse - {"DDP"}
+    assert all(float(rows[name][4].split()[-1]) > 0 for name in similar)
+    assert similar == {"bf16", "PowerSGD, rank 4", "LocalSGD"}
+    assert "bf16, PowerSGD with rank 4 and LocalSGD have intervals that contain 0" in TEXT
 
 
 def test_the_megabytes_of_the_losses_are_those_of_two_epochs():
