@@ -1,6 +1,7 @@
 """Compare the loss of each method after the same number of samples, over several seeds.
 
-torchrun --standalone --nproc-per-node 2 tutorials/46_loss.py --plot send_less.svg   # minutes
+torchrun --standalone --nproc-per-node 2 tutorials/46_loss.py    # takes minutes
+torchrun --standalone --nproc-per-node 2 tutorials/46_loss.py --plot send_less.svg
 """
 
 import statistics

@@ -20,9 +20,11 @@ from grading import (
 )
 
 SIZES = (1, 2, 3)
-CASES = [  # batches, local steps, optimizer
-    (10, 4, partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
-    (6, 3, partial(torch.optim.AdamW, lr=0.01)),
+# Batches, local steps, optimizer. After one step of SGD, but not of AdamW, averaged weights are the
+# same as weights with averaged gradients, so AdamW comes first.
+CASES = [
+    (10, 4, partial(torch.optim.AdamW, lr=0.01)),
+    (6, 3, partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
     (5, 8, partial(torch.optim.SGD, lr=0.2)),
 ]
 RIGHT = (
