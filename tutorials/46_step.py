@@ -26,10 +26,12 @@ def main():
     batches = list(islice(own_batches(1, device=str(accelerator.device)), 2 + EVERY))
     seconds, sent = {method: [] for method in METHODS}, {}
     for number in range(1 + ROUNDS):
-        for method in random.Random(number).sample(METHODS, len(METHODS)):
+        # The first round is not measured: it also connects the processes.
+        order = random.Random(number).sample(METHODS, len(METHODS)) if number else METHODS
+        for method in order:
             measured = []
             train(method, make_model(), observed(batches, measured))
-            if number:  # the first round also connects the processes
+            if number:
                 seconds[method].append(measured[0] / EVERY)
             sent[method] = measured[1] / EVERY
     if accelerator.is_main_process:
