@@ -20,7 +20,7 @@ from tests.lab.test_audit import audit
 from tests.observer.test_checks import findings_above_notes, observe
 
 CASES = yaml.safe_load((REPOSITORY / "tests/observer/course.yaml").read_text())
-TRAINS = re.compile(r"\.backward\(|\boptim\.[A-Z]")
+TRAINS = re.compile(r"\.backward\(|\boptim\.[A-Z]|import .*\btrain\b")  # or imports what does
 STARTS_SEVERAL = re.compile(
     r"run_in_group|results_by_rank|\bspawn\(|debug_launcher|notebook_launcher|torchrun|nproc"
     r"|two_processes\.yaml|\bgroup_sizes\b|run_ranks"
