@@ -15,8 +15,8 @@ SAMPLES, BUFFER = 12, 4
 
 
 class Shuffled(IterableDataset):
-    def __init__(self, is_shared=False):
-        self.epoch = [0]  # each worker has a copy of the list
+    def __init__(self, seed, is_shared=False):
+        self.seed, self.epoch = seed, [0]  # each worker has a copy of the list
         if is_shared:
             self.epoch = torch.zeros(1, dtype=torch.long).share_memory_()
 
@@ -24,7 +24,7 @@ class Shuffled(IterableDataset):
         self.epoch[0] = epoch
 
     def __iter__(self):
-        generator, buffer = random.Random(int(self.epoch[0])), []
+        generator, buffer = random.Random(f"{self.seed} {int(self.epoch[0])}"), []
         for sample in range(SAMPLES):
             buffer.append(sample)
             if len(buffer) == BUFFER:
@@ -45,7 +45,7 @@ def main():
 
 
 def row(name, calls=True, persists=False, is_shared=False):
-    stream = Shuffled(is_shared)
+    stream = Shuffled(0, is_shared)
     workers = {"num_workers": 1, "multiprocessing_context": "forkserver"}
     loader = DataLoader(stream, batch_size=None, persistent_workers=persists, **workers)
     orders = []

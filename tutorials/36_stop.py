@@ -17,8 +17,8 @@ from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
-FILES = [range(0, 2), range(2, 7), range(7, 10), range(10, 18)]  # each sample is a number
-SAMPLES, BATCH, STEPS = 18, 2, 6
+FILES = [range(0, 2), range(2, 7), range(7, 10), range(10, 17)]  # each sample is a number
+SAMPLES, BATCH, STEPS = 17, 2, 5
 
 
 class Files(IterableDataset):

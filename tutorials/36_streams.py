@@ -14,8 +14,8 @@ from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.group import PRELOADED, run_in_group
 from accel_demo.show import table
 
-FILES = [range(0, 2), range(2, 7), range(7, 10), range(10, 18)]  # each sample is a number
-SAMPLES, WORKERS = 18, 2
+FILES = [range(0, 2), range(2, 7), range(7, 10), range(10, 17)]  # each sample is a number
+SAMPLES, WORKERS = 17, 2
 HEAD = [
     "loader",
     "the stream is divided",
@@ -39,7 +39,7 @@ class Stream(IterableDataset):
     def __iter__(self):
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if self.by_workers else (0, 1)
-        reader, readers = self.rank * workers + worker, self.ranks * workers
+        reader, readers = worker * self.ranks + self.rank, workers * self.ranks
         number = 0
         for file in FILES[reader::readers] if self.whole_files else FILES:
             for sample in file:
