@@ -8,6 +8,7 @@ from accel_demo.lab.audit.checks import batches, samples
 from accel_demo.lab.observed.places import NotChecked
 from accel_demo.lab.shards.own import loaders_of
 from accel_demo.lab.shards.tables import describe
+from tests.conftest import run_to_end
 from tests.observer.test_checks import observe
 
 SCRIPT = """
@@ -132,3 +133,17 @@ def test_different_numbers_of_batches_of_a_stream_are_found(workers, tmp_path):
     [finding] = audited(observe(text, tmp_path))
     counts = "rank 0 has 4, rank 1 has 6" if workers else "rank 0 has 3, rank 1 has 6"
     assert finding.startswith(f"The ranks have different numbers of batches in pass 1: {counts}.")
+
+
+@pytest.mark.slow
+def test_three_processes_with_workers_are_counted_from_any_folder(tmp_path):
+    for divided, samples_of_worker in (("both", 8), ("worker", 24)):
+        (tmp_path / f"{divided}.py").write_text(script(divided, 2, NO))
+        command = "accel-demo shards -- torchrun --nproc-per-node 3".split()
+        ended = run_to_end([*command, f"{divided}.py"], cwd=tmp_path)
+        assert ended.returncode == (divided == "worker"), ended.stderr
+        assert "3 connected processes" in ended.stdout
+        counts = f"{samples_of_worker}, {samples_of_worker}"
+        ranks = "; ".join(f"rank {rank}: {counts}" for rank in range(3))
+        assert f"samples by loader worker in epoch 1: {ranks}\n" in ended.stdout
+        assert ("100% of what a rank reads" in ended.stdout) == (divided == "worker")

@@ -1,10 +1,12 @@
 """Page 36: who reads a stream, how training on it ends, and what Accelerate does with it."""
 
 import multiprocessing
+from functools import partial
 from itertools import islice
 
 import pytest
 import torch
+from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.data_loader import IterableDatasetShard, skip_first_batches
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch import nn
@@ -21,11 +23,11 @@ LENGTHS, GLOBAL_BATCH = (17, 3, 41, 11), 12
 def test_only_readers_that_know_rank_and_worker_read_each_sample_once():
     rows = {tuple(row[:2]): row[2:] for row in rows_below(PAGE, "loader")}
     times = {name: row[0].strip("`") for name, row in rows.items()}
-    assert times["not prepared", "nothing"] == "4" * 18
-    assert times["not prepared", "by worker"] == times["not prepared", "by rank"] == "2" * 18
-    assert times["not prepared", "by both"] == times["not prepared", "by both, files"] == "1" * 18
-    assert rows["not prepared", "by both"][1:] == ["36", "6, 4"]
-    assert rows["not prepared", "by both, files"][1:] == ["7", "4, 6"]
+    assert times["not prepared", "nothing"] == "4" * 17
+    assert times["not prepared", "by worker"] == times["not prepared", "by rank"] == "2" * 17
+    assert times["not prepared", "by both"] == times["not prepared", "by both, files"] == "1" * 17
+    assert rows["not prepared", "by both"][1:] == ["34", "5, 4"]
+    assert rows["not prepared", "by both, files"][1:] == ["5", "3, 7"]
 
 
 def test_accelerate_needs_a_stream_that_is_divided_by_worker_only():
@@ -34,18 +36,18 @@ def test_accelerate_needs_a_stream_that_is_divided_by_worker_only():
         times = {how: rows[name, how][0].strip("`") for how in ("nothing", "by worker", "by both")}
         assert "0" not in times["nothing"] + times["by worker"] and set(times["nothing"]) <= {*"24"}
         assert times["by both"].count("0") >= 8  # almost half of them
-    assert rows["prepared", "by worker"][0] == "`" + "1" * 18 + "`"
+    assert rows["prepared", "by worker"][0] == "`2" + "1" * 16 + "`"  # one is repeated
     assert rows["prepared", "by worker"][2] == "5, 5"
 
 
 def test_each_remedy_ends_and_costs_what_the_page_says():
     rows = {row[0]: row[1:] for row in rows_below(PAGE, "remedy")}
     assert rows == {
-        "nothing: does not end": ["3, 7", "18 of 18", "0"],
-        "stop together": ["3, 3", "11 of 18", "0"],
-        "repeat, 6 steps": ["6, 6", "17 of 18", "5"],
-        "`Join`": ["3, 7", "18 of 18", "0"],
-        "Accelerate, rank 0 reads": ["5, 5", "18 of 18", "0"],
+        "nothing: does not end": ["3, 6", "17 of 17", "0"],
+        "stop together": ["3, 3", "11 of 17", "0"],
+        "repeat, 5 steps": ["5, 5", "15 of 17", "5"],
+        "`Join`": ["3, 6", "17 of 17", "0"],
+        "Accelerate, rank 0 reads": ["5, 5", "17 of 17", "1"],
     }
 
 
@@ -53,10 +55,11 @@ def test_a_list_is_copied_into_each_worker_and_a_mapped_file_is_shared_by_all():
     rows = {row[0]: row[1:] for row in rows_below(PAGE, "data")}
     [output] = transcript("data_memory").values()
     assert all(f"| {name}" in output for name in rows)
-    listed, array, file = ([int(cell.split()[0]) for cell in row] for row in rows.values())
+    listed, array, file, path = ([int(cell.split()[0]) for cell in row] for row in rows.values())
     assert listed[1] > 2.5 * listed[0]
     assert array[1] <= array[0] + 20 and 60 <= array[0] <= 100
-    assert file[0] <= 60 and file[1] <= 60
+    assert max(*file[:2], *path[:2]) <= 60
+    assert listed[2] >= 40 and array[2] == file[2] == 40 and path[2] == 0  # pickled
 
 
 def test_the_order_changes_unless_a_persistent_worker_keeps_its_copy():
@@ -155,6 +158,94 @@ def test_skipping_batches_of_a_stream_reads_them_again():
             state._reset_state()
 
 
-def test_four_of_32_readers_have_a_file_more():
+def test_the_files_that_remain_go_to_different_ranks():
     files = [len(range(reader, 100, 32)) for reader in range(32)]
-    assert (files.count(4), files.count(3)) == (4, 28)
+    by_worker_first = [sum(files[rank::8]) for rank in range(8)]  # worker * ranks + rank
+    by_rank_first = [sum(files[4 * rank : 4 * rank + 4]) for rank in range(8)]
+    assert by_worker_first == [13] * 4 + [12] * 4
+    assert by_rank_first == [16] + [12] * 7
+
+
+class AsksForRank(IterableDataset):
+    def __iter__(self):
+        yield torch.distributed.get_rank()
+
+
+def rank_in_a_worker(start: str) -> list[int] | str:
+    loader = DataLoader(AsksForRank(), None, num_workers=1, multiprocessing_context=start)
+    try:
+        return [*loader]
+    except ValueError as error:
+        return str(error)
+
+
+class Growing(IterableDataset):
+    def __iter__(self):
+        for number in range(8):
+            yield torch.ones(number // 2 + 1)
+
+
+def prepared(loader: DataLoader, **configuration) -> tuple[Accelerator, DataLoader]:
+    configuration = DataLoaderConfiguration(**configuration)
+    accelerator = Accelerator(cpu=True, dataloader_config=configuration)
+    return accelerator, accelerator.prepare(loader)
+
+
+def padded_in_halves() -> list[tuple[int, ...]]:
+    pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
+    _, loader = prepared(DataLoader(Growing(), 4, collate_fn=pad), split_batches=True)
+    return [tuple(batch.shape) for batch in loader]
+
+
+def read_and_gathered(dispatches: bool | None, drops: bool) -> tuple[list[int], list[int]]:
+    loader = DataLoader(Numbers(range(17)), 2, drop_last=drops)
+    accelerator, loader = prepared(loader, dispatch_batches=dispatches)
+    read, gathered = [], []
+    for batch in loader:
+        read += batch.tolist()
+        gathered += accelerator.gather_for_metrics(batch).tolist()
+    return read, gathered
+
+
+def seen_by_a_rank() -> tuple:
+    cases = [(dispatches, drops) for dispatches in (None, False) for drops in (False, True)]
+    read = {case: read_and_gathered(*case) for case in cases}
+    ranks = {start: rank_in_a_worker(start) for start in ("fork", "forkserver")}
+    return padded_in_halves(), read, ranks
+
+
+def test_padding_repeats_and_ranks_are_what_the_page_says(together):
+    padded, read, asked = zip(*together(seen_by_a_rank, 2), strict=True)
+    assert padded == ([(2, 2), (2, 4)],) * 2  # batches that are split may be padded one by one
+    assert [each["fork"] for each in asked] == [[0], [1]]  # a forked worker inherits the group
+    for each in asked:
+        assert "Default process group has not been initialized" in each["forkserver"]
+    for dispatches in (None, False):
+        assert sum(len(each[dispatches, False][0]) for each in read) > 17
+        for each in read:
+            is_right = sorted(each[dispatches, False][1]) == [*range(17)]
+            assert is_right == (dispatches is None)
+            assert sorted(each[dispatches, True][1]) == [*range(16)]  # drop_last
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_blocks_can_be_resumed_after_each_round_of_the_workers(ranks, workers):
+    page = load_module(TUTORIALS / "36_blocks.py")
+    for rank in range(ranks):
+
+        def batches(positions, rank=rank):
+            stream = page.Blocks(page.DOCUMENTS, rank, ranks, positions)
+            fork = multiprocessing.get_context("fork")
+            return [*DataLoader(stream, 1, num_workers=workers, multiprocessing_context=fork)]
+
+        whole, positions = batches({}), {}
+        turns = {}
+        for step, (_, [reader], (document, token)) in enumerate(whole, start=1):
+            positions[reader.item()] = document.item(), token.item()
+            turns[reader.item()] = turns.get(reader.item(), 0) + 1
+            if len(turns) == workers and len(set(turns.values())) == 1:
+                rest = [blocks for blocks, *_ in batches(dict(positions))]
+                expected = [blocks for blocks, *_ in whole[step:]]
+                assert len(rest) == len(expected) and all(map(torch.equal, rest, expected))
+        assert len(turns) == workers and min(turns.values()) > 1
