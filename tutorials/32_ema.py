@@ -49,12 +49,16 @@ def train(accelerator, model, optimizer, batches, average, of, each_micro_batch=
             average.update_parameters(of)
 
 
-def run(synchronize=True, unwrap=True, use_buffers=True, each_micro_batch=False):
-    """Return the average after a run."""
+def run(synchronize=True, unwrap=True, use_buffers=True, each_micro_batch=False, is_eval=True):
+    """Return the average after a run and an evaluation."""
     accelerator, model, optimizer, loader = prepare(synchronize)
     of = accelerator.unwrap_model(model) if unwrap else model
     average = make_average(of, use_buffers)
     train(accelerator, model, optimizer, loader, average, of, each_micro_batch)
+    if is_eval:
+        average.eval()  # it is a copy of a model in training
+    with torch.no_grad():
+        average(torch.randn(8, 4, device=accelerator.device))
     return average
 
 
@@ -86,6 +90,7 @@ RUNS = {
     "after each micro-batch": lambda: run(each_micro_batch=True),
     "`use_buffers=False`": lambda: run(use_buffers=False),
     "plain BatchNorm": lambda: run(synchronize=False),
+    "evaluated without `eval()`": lambda: run(is_eval=False),
     "the wrapped model": lambda: run(unwrap=False),
     "resumed, registered": lambda: resume(is_registered=True),
     "resumed, not registered": lambda: resume(is_registered=False),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from accel_demo.anatomy.batch_norm import EQUAL as SAME
 from accel_demo.anatomy.batch_norm import SyncBatchNorm
@@ -19,8 +20,33 @@ def test_only_the_layer_by_hand_equals_the_whole_batch_on_several_ranks():
     assert SAME <= 1e-10
 
 
+def test_plain_batch_norm_evaluates_differently_on_each_rank_until_the_buffers_are_equal():
+    rows = rows_below(PAGE, "layer")
+    assert len(rows) == 5
+    losses = {(name, statistics): tuple(map(float, both)) for name, statistics, *both in rows}
+    no_broadcast = "BatchNorm, `forward_sync_buffers=False`"
+    for (name, statistics), (first, second) in losses.items():
+        is_equal = name == "SyncBatchNorm" or statistics != "each rank's"
+        assert (first == second) == is_equal, name
+    first, second = losses[no_broadcast, "each rank's"]
+    assert losses[no_broadcast, "average"][0] < max(first, second)
+    assert losses["BatchNorm", "rank 0's, broadcast"][0] == losses["BatchNorm", "each rank's"][0]
+
+
+def test_converting_a_wrapped_model_replaces_the_layer_without_a_check(together):
+    assert together(convert_wrapped, 2) == [("SyncBatchNorm", True)] * 2
+
+
+def convert_wrapped(device):
+    ddp = nn.parallel.DistributedDataParallel(nn.Sequential(nn.BatchNorm1d(2)))
+    parameters = [*ddp.parameters()]
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(ddp)
+    same = all(a is b for a, b in zip(parameters, converted.parameters(), strict=True))
+    return type(ddp.module[0]).__name__, same
+
+
 def test_two_forwards_fail_with_unused_parameters_and_with_a_buffer_that_backward_reads():
-    bound_to("torch", PAGE.name, "PyTorch {version} doesn't raise it")
+    bound_to("torch", PAGE.name, "PyTorch {version} doesn't raise")
     results = {tuple(row[:2]): row[2] for row in rows_below(PAGE, "model")}
     unused, synced = "`find_unused_parameters=True`", "`forward_sync_buffers=False`"
     error = "`RuntimeError: Expected to mark a variable ready only once.`"
@@ -30,14 +56,15 @@ def test_two_forwards_fail_with_unused_parameters_and_with_a_buffer_that_backwar
     assert set(results.values()) == {"right"}
 
 
-def test_the_gan_is_equal_with_ddp_and_accelerate_on_one_two_and_three_processes():
-    rows = rows_below(PAGE, "processes")
-    assert sorted({row[0] for row in rows}) == ["1", "2", "3"]
-    for _, method, all_reduces, result in rows:
-        if "without" in method:
-            assert (all_reduces, result) == ("7", "**different**")
-        else:
-            assert all_reduces == "6" and "**" not in result
+def test_the_gan_on_two_processes_equals_one_and_differs_from_plain_pytorch_only_by_design():
+    rows = {method: result for method, *result in rows_below(PAGE, "method")}
+    assert rows == {
+        "DDP": ["6", "equal", "equal"],
+        "Accelerate": ["6", "equal", "equal"],
+        "DDP, without `requires_grad_(False)`": ["7", "different", "equal"],
+        "… and `zero_grad()` first": ["7", "equal", "equal"],
+        "Accelerate, 2 micro-batches": ["11", "different", "equal"],
+    }
     program = load_module(TUTORIALS / "32_gan.py")
     generator, discriminator = program.make_models()
     norms = [each for each in generator.modules() if isinstance(each, SyncBatchNorm)]
@@ -51,6 +78,7 @@ def test_the_gan_is_equal_with_ddp_and_accelerate_on_one_two_and_three_processes
         ("after each micro-batch", "40", "equal", "different"),
         ("`use_buffers=False`", "20", "equal", "different"),
         ("plain BatchNorm", "20", "**different**", "different"),
+        ("evaluated without `eval()`", "20", "equal", "different"),
         ("the wrapped model", "20", "equal", "equal"),
         ("resumed, registered", "20", "equal", "equal"),
         ("resumed, not registered", "10", "equal", "different"),
