@@ -25,6 +25,7 @@ STARTS_SEVERAL = re.compile(
     r"run_in_group|results_by_rank|\bspawn\(|debug_launcher|notebook_launcher|torchrun|nproc"
     r"|two_processes\.yaml|\bgroup_sizes\b|run_ranks"
 )
+MODULES = ("accel_demo.anatomy.batch_norm",)  # a page starts them with python -m
 QUICK = ("tutorials/11_accelerate.py", "tutorials/11_ddp.py", "tutorials/44_step.py")
 
 
@@ -102,6 +103,13 @@ def test_a_program_of_a_page_is_right_or_wrong_on_purpose(program, tmp_path):
         run_to_end(["python", "tutorials/91_small_mnist.py", tmp_path / "data"])
         command += ["--folder", "data", "--epochs", "2"]
     check_audit(name_of(program), command, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_of_a_page_causes_no_finding(module, tmp_path):
+    check_audit(module, ["python", "-m", module], tmp_path)
 
 
 @pytest.mark.slow
