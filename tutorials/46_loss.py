@@ -47,40 +47,38 @@ def main(plot: Path | None) -> None:
     assert all(each == losses for each in everyone), "the ranks end with different weights"
     if accelerator.is_main_process:
         print(f"{accelerator.num_processes} connected processes, {SEEDS} seeds, {EPOCHS} epochs\n")
-        head = ["method", "MB sent", "test loss", "from seed to seed", "minus that of DDP"]
+        head = ["method", "MB sent", "mean test loss", "higher than DDP", "median difference"]
         print(table([*head, "90 % interval"], rows(losses, megabytes)))
         if plot:
-            draw(losses, megabytes, plot)
+            draw(losses, plot)
     accelerator.end_training()
 
 
 def rows(losses: dict[str, list[float]], megabytes: dict[str, float]) -> list[list[str]]:
     cells = []
     for method, own in losses.items():
-        mean, spread = statistics.mean(own), statistics.stdev(own)
-        row = [method, f"{megabytes[method]:.1f}", f"{mean:.3f}", f"± {spread:.3f}"]
+        row = [method, f"{megabytes[method]:.1f}", f"{statistics.mean(own):.3f}"]
         differences = [one - ddp for one, ddp in zip(own, losses["DDP"], strict=True)]
+        higher = sum(difference > 0 for difference in differences)
         interval = interval_text(median_interval(differences), digits=3)
+        median = f"{statistics.median(differences):+.3f}"
         is_ddp = method == "DDP"
-        row += ["–", "–"] if is_ddp else [f"{statistics.median(differences):+.3f}", interval]
+        row += ["–"] * 3 if is_ddp else [f"{higher} of {SEEDS}", median, interval]
         cells.append(row)
     return cells
 
 
-def draw(losses: dict[str, list[float]], megabytes: dict[str, float], path: Path) -> None:
-    """Draw the loss against the megabytes that a rank sends, a point per seed."""
-    figure = show.new_figure(5.2, 3.6)
+def draw(losses: dict[str, list[float]], path: Path) -> None:
+    """Draw a row for each method, with a point per seed and a line at the mean."""
+    figure = show.new_figure(5.2, 3.4)
     axes = figure.subplots()
-    colors = [color for color in show.COLORS if color != "#f0e442"]  # yellow is too faint here
-    for color, (method, own) in zip(colors, losses.items(), strict=True):
-        sent = [megabytes[method]] * len(own)
-        axes.plot(sent, own, "o", color=color, alpha=0.35, markersize=4)
-        axes.plot(sent[:1], [statistics.mean(own)], "_", color=color, markersize=18, mew=2.5)
-        place = (megabytes[method], max(own))
-        axes.annotate(method, place, (0, 7), textcoords="offset points", ha="center", fontsize=9)
-    axes.set_xscale("log")
-    axes.set(xlabel="MB sent by each process", ylabel="test loss")
-    axes.margins(x=0.12, y=0.15)
+    for row, own in enumerate(losses.values()):
+        axes.plot(own, [row] * len(own), "o", color=show.COLORS[0], alpha=0.4, markersize=5)
+        axes.plot([statistics.mean(own)], [row], "|", color="black", markersize=18, mew=2)
+    axes.axvline(statistics.mean(losses["DDP"]), color="gray", linewidth=0.8, zorder=0)
+    axes.set_yticks(range(len(losses)), list(losses))
+    axes.invert_yaxis()
+    axes.set_xlabel("test loss; a point per seed, and the mean")
     axes.spines[["top", "right"]].set_visible(False)
     show.save(figure, path)
 

@@ -9,8 +9,9 @@ import statistics
 from pathlib import Path
 
 from accel_demo.errors import UserError, one_line_errors
-from accel_demo.lab import machine
+from accel_demo.lab import load, machine
 from accel_demo.lab.measurements import interval_text, median_interval
+from accel_demo.lab.output import warn
 from accel_demo.options import Parser
 from accel_demo.processes.launch import run_to_end
 from accel_demo.show import table
@@ -19,25 +20,27 @@ RATE = 25  # Mbit/s
 
 
 def main() -> None:
+    load.begin()
     sent, slow = measure(f" --rate {RATE}mbit")
     _, fast = measure("")
-    rows = []
+    rows, errors = [], {}
     for method in slow:
-        wire = 8 * sent[method] / (RATE * 1e6)
-        predicted = statistics.median(fast[method]) + wire
-        row = [method, f"{1000 * wire:.0f}", f"{1000 * predicted:.0f}"]
-        for seconds in (slow, fast):
-            row.append(f"{1000 * statistics.median(seconds[method]):.0f}")
-            pairs = zip(seconds["DDP"], seconds[method], strict=True)
-            ratios = [ddp / own for ddp, own in pairs]
-            interval = interval_text(median_interval(ratios), digits=1)
-            is_ddp = method == "DDP"
-            row.append("–" if is_ddp else f"{statistics.median(ratios):.1f} ({interval})")
-        rows.append(row)
+        without, limited = (1000 * statistics.median(each[method]) for each in (fast, slow))
+        predicted = without + 8 * sent[method] / (RATE * 1e3)
+        errors[method] = abs(predicted / limited - 1)
+        row = [method, f"{without:.1f}", faster(fast, method), f"{predicted:.1f}"]
+        rows.append([*row, f"{limited:.1f}", faster(slow, method)])
     print("Milliseconds per step, and how many times faster than DDP (90 % interval)\n")
-    head = ["method", f"8 · bytes / rate at {RATE} Mbit/s", "predicted", "measured", "faster"]
-    print(table([*head, "not limited", "faster"], rows))
+    head = ["method", "no limit", "faster", f"predicted at {RATE} Mbit/s", "measured", "faster"]
+    print(table(head, rows))
+    rounds = len(fast["DDP"])
+    print(f"\n{rounds} rounds. {conclusion(fast, 'Without a limit')}")
+    print(f"\n{conclusion(slow, f'At {RATE} Mbit/s')}")
+    worst = max(errors, key=errors.__getitem__)
+    off, most = (f"{100 * errors[each]:.0f} % ({each})" for each in ("DDP", worst))
+    print(f"\nThe prediction is off by {off}, and at most by {most}.")
     print(f"\n{machine.sentence()}")
+    warn("slower")
 
 
 def measure(limit: str) -> tuple[dict[str, float], dict[str, list[float]]]:
@@ -51,6 +54,33 @@ def measure(limit: str) -> tuple[dict[str, float], dict[str, list[float]]]:
     if result["processes"] != 2:
         raise UserError(f"`{command}` connected {result['processes']} processes instead of 2")
     return result["bytes"], result["seconds"]
+
+
+def faster(seconds: dict[str, list[float]], method: str) -> str:
+    if method == "DDP":
+        return "–"
+    ratios = ratios_to_ddp(seconds, method)
+    return f"{statistics.median(ratios):.2f} ({interval_text(median_interval(ratios))})"
+
+
+def ratios_to_ddp(seconds: dict[str, list[float]], method: str) -> list[float]:
+    """Return how many times faster than DDP each round is."""
+    pairs = zip(seconds["DDP"], seconds[method], strict=True)
+    return [ddp / own for ddp, own in pairs]
+
+
+def conclusion(seconds: dict[str, list[float]], when: str) -> str:
+    """Return sentences with the methods whose intervals are above, below and around 1."""
+    names = {"faster": [], "slower": [], "unclear": []}
+    for method in seconds:
+        if method != "DDP":
+            low, high = median_interval(ratios_to_ddp(seconds, method))
+            names["faster" if low > 1 else "slower" if high < 1 else "unclear"].append(method)
+    listed = {kind: "; ".join(methods) or "none" for kind, methods in names.items()}
+    return (
+        f"{when}, faster than DDP: {listed['faster']}. Slower: {listed['slower']}. "
+        f"The interval contains 1: {listed['unclear']}."
+    )
 
 
 if __name__ == "__main__":

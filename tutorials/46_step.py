@@ -18,7 +18,7 @@ from send_less import EVERY, METHODS, make_model, own_batches, train
 from accel_demo.anatomy.ddp.flight_recorder import recorded
 from accel_demo.processes.devices import use_cpu
 
-ROUNDS = 7
+ROUNDS = 25
 
 
 def main():

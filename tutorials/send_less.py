@@ -4,6 +4,7 @@ The programs of page 46 use this module.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -40,13 +41,14 @@ Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 class DiLoCo:
     """Local steps. After every few of them, an outer optimizer takes one step for all ranks.
 
+    Like Accelerate's `LocalSGD`, it needs a prepared model, and switches off its all-reduce.
+
     Source: https://arxiv.org/abs/2311.08105
     """
 
-    def __init__(self, model: nn.Module, every: int, lr: float = 0.7, momentum: float = 0.9):
+    def __init__(self, accelerator: Accelerator, model, every: int, lr=0.7, momentum=0.9):
+        self.no_sync = model.no_sync() if accelerator.num_processes > 1 else nullcontext()
         self.local, self.every, self.steps = list(model.parameters()), every, 0
-        for weight in self.local:
-            dist.broadcast(weight.data, src=0)
         self.shared = [nn.Parameter(weight.detach().clone()) for weight in self.local]
         self.outer = torch.optim.SGD(self.shared, lr, momentum, nesterov=momentum > 0)
 
@@ -63,13 +65,25 @@ class DiLoCo:
             dist.all_reduce(shared.grad)
             shared.grad /= dist.get_world_size()
         self.outer.step()
+        self.outer.zero_grad()
         for shared, local in zip(self.shared, self.local, strict=True):
             local.copy_(shared)
 
+    def state_dict(self) -> dict:
+        return {"shared": self.shared, "outer": self.outer.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict) -> None:
+        for shared, saved in zip(self.shared, state["shared"], strict=True):
+            shared.copy_(saved)
+        self.outer.load_state_dict(state["outer"])
+
     def __enter__(self) -> "DiLoCo":
+        self.no_sync.__enter__()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *error) -> None:
+        self.no_sync.__exit__(*error)
         if self.steps % self.every:
             self.synchronize()
 
@@ -78,11 +92,11 @@ def train(method: str, model: nn.Module, batches: Batches, every: int = EVERY) -
     """Train for one step per batch, and return the model without its wrapper."""
     hook = DistributedDataParallelKwargs(**HOOKS.get(method, {}))
     accelerator = Accelerator(cpu=use_cpu(), kwargs_handlers=[hook])
-    optimizer = accelerator.prepare(torch.optim.AdamW(model.parameters(), lr=1e-3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer = accelerator.prepare(model, optimizer)
     if method == "DiLoCo":
-        local = DiLoCo(model.to(accelerator.device), every)
+        local = DiLoCo(accelerator, model, every)
     else:
-        model = accelerator.prepare(model)
         local = LocalSGD(accelerator, model, every, enabled=method == "LocalSGD")
     with local:
         for images, labels in batches:

@@ -27,6 +27,8 @@ PAGE = TUTORIALS / "46_send_less.md"
 TEXT = " ".join(PAGE.read_text().split())
 HOOK = load_module(TUTORIALS / "46_hook.py")
 PROGRAM = load_module(TUTORIALS / "46_send_less.py")
+RATES = load_module(TUTORIALS / "46_rates.py")
+RESUME = load_module(TUTORIALS / "46_resume.py")
 HookType = accelerate.DDPCommunicationHookType
 
 
@@ -135,31 +137,31 @@ def train_locally(device):
     data, wide = batches(8), batches(8, torch.float64)
     ddp = DistributedDataParallel(network().double())
     sgd = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    model = network().double()
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(network().double())
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    outer = send_less.DiLoCo(model, every=1, lr=1.0, momentum=0.0)
-    for inputs, labels in wide:
-        for each, optimizer in ((ddp, sgd), (model, inner)):
-            F.cross_entropy(each(inputs), labels).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        outer.step()
+    with send_less.DiLoCo(accelerator, model, every=1, lr=1.0, momentum=0.0) as outer:
+        for inputs, labels in wide:
+            for each, optimizer in ((ddp, sgd), (model, inner)):
+                F.cross_entropy(each(inputs), labels).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            outer.step()
     pairs = zip(ddp.parameters(), model.parameters(), strict=True)
     to_ddp = max((a - b).abs().max().item() for a, b in pairs)
 
-    accelerator = Accelerator(cpu=True)
     prepared = accelerator.prepare(network())
     with LocalSGD(accelerator, prepared, 3) as local:
         take_steps(prepared, data, local)
-    model = network()
-    with send_less.DiLoCo(model, every=3, lr=1.0, momentum=0.0) as local:
+    model = accelerator.prepare(network())
+    with send_less.DiLoCo(accelerator, model, every=3, lr=1.0, momentum=0.0) as local:
         take_steps(model, data, local)
     pairs = zip(prepared.parameters(), model.parameters(), strict=True)
     to_local = max((a - b).abs().max().item() for a, b in pairs)
 
     torch.manual_seed(dist.get_rank())  # each rank begins with other weights
-    model = torch.nn.Linear(24, 12)
-    with send_less.DiLoCo(model, every=3) as local:
+    model = accelerator.prepare(torch.nn.Linear(24, 12))
+    with send_less.DiLoCo(accelerator, model, every=3) as local:
         take_steps(model, data, local)
     is_equal = are_equal_on_all_ranks(parameters_to_vector(model.parameters()))
     return dist.get_world_size(), to_ddp, to_local, is_equal
@@ -283,10 +285,17 @@ def test_each_transcript_matches_its_command_and_is_on_the_page(name):
     assert set(output.splitlines()) <= set(PAGE.read_text().splitlines())
 
 
+def recorded_rows(name: str) -> dict[str, list[str]]:
+    [output] = transcript(name).values()
+    lines = [line for line in output.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[2:]]
+    return {row[0]: row[1:] for row in rows}
+
+
 def losses() -> dict[str, list[str]]:
     [output] = transcript("send_less").values()
     assert output.startswith("2 connected processes, 8 seeds, 2 epochs\n")
-    return {row[0]: row[1:] for row in table_rows(PAGE.name, cells=6)}
+    return recorded_rows("send_less")
 
 
 def test_the_prediction_follows_from_the_recorded_intervals():
@@ -302,13 +311,89 @@ def test_the_prediction_follows_from_the_recorded_intervals():
     assert "bf16, PowerSGD with rank 4 and LocalSGD have intervals that contain 0" in TEXT
 
 
+def test_the_words_about_the_times_follow_from_the_intervals():
+    seconds = {"DDP": [2.0] * 7, "a": [1.0] * 7, "b": [3.0] * 7, "c": [1, 1, 1, 2, 3, 3, 3]}
+    expected = "Now, faster than DDP: a. Slower: b. The interval contains 1: c."
+    assert RATES.conclusion(seconds, "Now") == expected
+    assert RATES.conclusion({"DDP": [2.0] * 7}, "Now").count("none") == 3
+
+    [output] = transcript("send_less_rates").values()
+    rows = recorded_rows("send_less_rates")
+    assert list(rows) == send_less.METHODS and "busy machine" not in output
+    for column, when in ((1, "Without a limit"), (4, f"At {RATES.RATE} Mbit/s")):
+        pattern = rf"{when}, faster than DDP: (.*)\. Slower: (.*)\. The interval contains 1: (.*)\."
+        faster, slower, unclear = re.search(pattern, output).groups()
+        found = {name: (faster, slower, unclear) for name in rows if name != "DDP"}
+        for name, groups in found.items():
+            low, high = map(float, re.search(r"\((.*) – (.*)\)", rows[name][column]).groups())
+            # The table rounds the bounds of the intervals.
+            kinds = (high >= 1 and low >= 1, high <= 1 and low <= 1, low <= 1 <= high)
+            [kind] = [kind for kind, text in enumerate(groups) if name in text.split("; ")]
+            assert kinds[kind], name
+
+
+def test_the_change_is_complete_and_runs(together):
+    [lines] = re.findall(r"^```diff\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert together(with_the_change, 2, lines) == [(2, "bf16_compress_hook")] * 2
+
+
+def with_the_change(device, diff: str):
+    """Run the added lines of the page's diff. Return the processes, and the hook of the model."""
+    added = [line[1:] for line in diff.splitlines() if line.startswith("+")]
+    imports = [line for line in added if line.startswith("from")]
+    body = [line.strip() for line in added if not line.startswith("from")]
+    names = {"torch": torch, "options": {}}
+    exec("\n".join([*imports, *body]), names)
+    model = names["accelerator"].prepare(network())
+    take_steps(model, batches(2))
+    [[hook, _]] = model._comm_hooks
+    return names["accelerator"].num_processes, hook.__name__
+
+
+def test_runs_are_resumed_with_the_same_bits_and_states_have_the_sizes_of_the_table():
+    rows = {row[0]: row[1:] for row in table_rows(PAGE.name, cells=5)}
+    weights = sum(weight.nbytes for weight in send_less.make_model().parameters())
+    for method in RESUME.METHODS:
+        size, with_state, without, from_one_file = rows[method]
+        assert with_state == "the same bits" and from_one_file == "different"
+        assert without == ("the same bits" if method == "LocalSGD" else "different")
+        size = int(size.replace(",", ""))
+        if method == "PowerSGD":  # the errors, and Q and P, which are small
+            assert weights < size < 1.1 * weights
+        else:
+            assert size == {"LocalSGD": 0, "DiLoCo": 2 * weights}[method]
+
+
+def test_local_steps_refuse_a_model_that_is_not_prepared(together):
+    assert together(use_unprepared, 2) == [["no_sync", "no_sync"]] * 2
+
+
+def use_unprepared(device):
+    """Return the attribute that each kind of local steps misses on a model without DDP."""
+    accelerator, missing = Accelerator(cpu=True), []
+    for make in (LocalSGD, send_less.DiLoCo):
+        try:
+            with make(accelerator, network(), 2):
+                pass
+        except AttributeError as error:
+            missing.append(error.name)
+    return missing
+
+
+def test_the_fractions_of_the_bytes_are_those_of_the_first_table():
+    rows = [row for row in table_rows(PAGE.name, cells=5) if row[2] == "to the byte"]
+    less = {row[0]: float(row[4]) for row in rows}
+    assert f"rank 4: 1/{less['PowerSGD, rank 4']:.0f} of the bytes" in TEXT
+    assert f"| 1/{less['LocalSGD']:.0f} of the bytes" in TEXT
+
+
 def test_the_megabytes_of_the_losses_are_those_of_two_epochs():
     model = send_less.make_model()
     for method, row in losses().items():
         expected = PROGRAM.bytes_sent(method, model, 2 * (12_000 // (2 * send_less.BATCH)))
         assert row[0] == f"{expected / 1e6:.1f}"
     steps = 2 * (12_000 // (2 * send_less.BATCH))
-    assert f"here there are only {-(-steps // send_less.EVERY)}, and" in TEXT
+    assert f"Here there are only {-(-steps // send_less.EVERY)}, and" in TEXT
 
 
 def test_the_answers_are_right():
