@@ -70,17 +70,19 @@ def ratios_to_ddp(seconds: dict[str, list[float]], method: str) -> list[float]:
 
 
 def conclusion(seconds: dict[str, list[float]], when: str) -> str:
-    """Return sentences with the methods whose intervals are above, below and around 1."""
-    names = {"faster": [], "slower": [], "unclear": []}
-    for method in seconds:
-        if method != "DDP":
-            low, high = median_interval(ratios_to_ddp(seconds, method))
-            names["faster" if low > 1 else "slower" if high < 1 else "unclear"].append(method)
-    listed = {kind: "; ".join(methods) or "none" for kind, methods in names.items()}
-    return (
-        f"{when}, faster than DDP: {listed['faster']}. Slower: {listed['slower']}. "
-        f"The interval contains 1: {listed['unclear']}."
-    )
+    """Return sentences with the methods whose intervals are above 1, and below 1."""
+    intervals = {
+        method: median_interval(ratios_to_ddp(seconds, method))
+        for method in seconds
+        if method != "DDP"
+    }
+    faster = [method for method, (low, _) in intervals.items() if low > 1]
+    slower = [method for method, (_, high) in intervals.items() if high < 1]
+    listed = [
+        "all" if len(methods) == len(intervals) else "; ".join(methods) or "none"
+        for methods in (faster, slower)
+    ]
+    return f"{when}, faster than DDP: {listed[0]}. Slower: {listed[1]}."
 
 
 if __name__ == "__main__":
