@@ -97,16 +97,25 @@ RUNS = {
 }
 
 
+def join(tensors) -> torch.Tensor:
+    return torch.cat([each.detach().double().flatten() for each in tensors])
+
+
+def is_equal_on_all_ranks(values: torch.Tensor) -> bool:
+    of_ranks = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, values)
+    return all(torch.equal(each, values) for each in of_ranks)
+
+
 def main(device: torch.device) -> None:
     rows, first = [], None
     for name, make in RUNS.items():
         average = make()
         state = average.module.state_dict()
-        values = torch.cat([each.double().flatten() for each in state.values()])
+        values, weights = join(state.values()), join(average.module.parameters())
         first = values if first is None else first
-        of_ranks = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-        dist.all_gather(of_ranks, values)
-        ranks = "equal" if all(torch.equal(each, values) for each in of_ranks) else "**different**"
+        different = "**buffers differ**" if is_equal_on_all_ranks(weights) else "**different**"
+        ranks = "equal" if is_equal_on_all_ranks(values) else different
         bits = "equal" if torch.equal(values, first) else "different"
         rows.append([name, int(average.n_averaged), ranks, f"`{next(iter(state))}`", bits])
     if dist.get_rank() == 0:

@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from accel_demo.anatomy.batch_norm import convert
+from accel_demo.anatomy.batch_norm import NO_BROADCAST, convert
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
@@ -56,12 +56,12 @@ def nothing(_) -> None:
     pass
 
 
-NO_BROADCAST = {"forward_sync_buffers": False}
+WITHOUT = f"BatchNorm, `{next(iter(NO_BROADCAST))}=False`"
 RUNS: list[tuple[str, str, dict, Callable]] = [
     ("BatchNorm", "each rank's", {}, nothing),
     ("BatchNorm", "rank 0's, broadcast", {}, broadcast_buffers),
-    ("BatchNorm, `forward_sync_buffers=False`", "each rank's", NO_BROADCAST, nothing),
-    ("BatchNorm, `forward_sync_buffers=False`", "average", NO_BROADCAST, average_buffers),
+    (WITHOUT, "each rank's", NO_BROADCAST, nothing),
+    (WITHOUT, "average", NO_BROADCAST, average_buffers),
     ("SyncBatchNorm", "each rank's", {"synchronize": True}, nothing),
 ]
 

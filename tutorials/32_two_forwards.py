@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from accel_demo.anatomy.batch_norm import NO_BROADCAST
 from accel_demo.processes.group import results_by_rank
 from accel_demo.show import table
 
@@ -43,7 +44,7 @@ CASES = [
     ("two heads", lambda: Model(nn.Identity(), heads=2), {}),
     ("two heads", lambda: Model(nn.Identity(), heads=2), {"find_unused_parameters": True}),
     ("running scale", lambda: Model(RunningScale(), heads=1), {}),
-    ("running scale", lambda: Model(RunningScale(), heads=1), {"forward_sync_buffers": False}),
+    ("running scale", lambda: Model(RunningScale(), heads=1), NO_BROADCAST),
 ]
 
 
@@ -77,7 +78,7 @@ def compare(device) -> list[str]:
         expected = deepcopy(model)
         torch.manual_seed(dist.get_rank())
         real, fake = torch.randn(2, 16, 4, device=device) * (1 + 2 * dist.get_rank())
-        by_hand(expected, real, fake, options.get("forward_sync_buffers", True))
+        by_hand(expected, real, fake, is_sent=options != NO_BROADCAST)
         try:
             step(DistributedDataParallel(model, **options), real, fake)
         except RuntimeError as error:

@@ -6,6 +6,7 @@ python -m accel_demo.anatomy.batch_norm
 """
 
 from copy import deepcopy
+from inspect import signature
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,9 @@ from accel_demo.show import table
 
 SPLITS = ((12,), (6, 6), (8, 4), (4, 4, 4), (7, 4, 1))  # how many of 12 samples each rank has
 LAYERS = ("`BatchNorm1d`", "by hand")
+# The option that stops DDP from sending buffers in forward. PyTorch before 2.13 has the older name.
+IS_RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+NO_BROADCAST = {"forward_sync_buffers" if IS_RENAMED else "broadcast_buffers": False}
 EQUAL = 1e-10  # float64 results of sums in another order differ by less than this share
 
 
@@ -41,22 +45,27 @@ class SyncBatchNorm(_BatchNorm):
     """Normalize with the mean and variance of all ranks' samples, on any device.
 
     Like `nn.SyncBatchNorm`, for inputs [B, C, ...]. B may be different on each rank, but not 0.
-    Every rank must call forward and backward. In evaluation, this is a plain BatchNorm.
+    Every rank must call forward and backward. In evaluation, this is a plain BatchNorm. The outputs
+    have the inputs' type. Raise ValueError if the ranks together have one value per channel.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training or not dist.is_initialized():
             return super().forward(input)
-        inputs = input.movedim(1, -1)
+        # In 16 bits, a count above 256 or 2,048 is rounded, and a sum may be infinite.
+        inputs = input.movedim(1, -1).to(torch.promote_types(input.dtype, torch.float32))
         rows = inputs.flatten(0, -2)  # [B × height × width, C]
         total = AllReduce.apply(torch.cat([rows.sum(0), rows.new_tensor([len(rows)])]))
         count, mean = total[-1], total[:-1] / total[-1]
         variance = AllReduce.apply((rows - mean).square().sum(0)) / count
+        if count < 2:  # on all ranks, so none waits for the others
+            message = "Expected more than 1 value per channel when training, got 1 on all ranks"
+            raise ValueError(message)
         self.update_running_statistics(mean.detach(), variance.detach(), count.detach())
         outputs = (inputs - mean) * torch.rsqrt(variance + self.eps)
         outputs = outputs if self.weight is None else outputs * self.weight
         outputs = outputs if self.bias is None else outputs + self.bias
-        return outputs.movedim(-1, 1)
+        return outputs.movedim(-1, 1).to(input.dtype)
 
     @torch.no_grad()
     def update_running_statistics(self, mean, variance, count) -> None:

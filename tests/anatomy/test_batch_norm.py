@@ -63,6 +63,47 @@ def test_images_and_all_options_of_the_layer(together, options, batches):
     assert together(run_options, 2, shape=(4, 3, 5, 5), options=options) == [batches] * 2
 
 
+def run_in_16_bits(device, dtype, samples):
+    """Return the type of the outputs, and the largest differences from the whole batch."""
+    torch.manual_seed(0)
+    inputs = (torch.randn(samples, 2) + 1).to(dtype)
+    whole = nn.BatchNorm1d(2)
+    ours = batch_norm.convert(nn.Sequential(nn.BatchNorm1d(2)))[0]
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    expected = whole(inputs).tensor_split(ranks)[rank]
+    outputs = ours(inputs.tensor_split(ranks)[rank])
+    buffers = [
+        batch_norm.difference(getattr(ours, name), getattr(whole, name))
+        for name in ("running_mean", "running_var")
+    ]
+    return outputs.dtype, batch_norm.difference(outputs.float(), expected.float()), max(buffers)
+
+
+@pytest.mark.parametrize(("dtype", "samples"), [(torch.bfloat16, 1003), (torch.float16, 70_000)])
+def test_sums_and_counts_of_16_bit_inputs_are_exact(together, dtype, samples):
+    for type_, output, buffer in together(run_in_16_bits, 2, dtype=dtype, samples=samples):
+        assert type_ == dtype
+        assert output <= torch.finfo(dtype).eps  # one rounding of the outputs
+        assert buffer < 1e-5  # float32 sums in another order
+
+
+def run_single_values(device):
+    """Return the error for one value per channel, and if the running statistics are unchanged."""
+    norm = batch_norm.convert(nn.Sequential(nn.BatchNorm1d(2)))[0]
+    error = ""
+    try:
+        norm(torch.ones(1, 2))
+    except ValueError as caught:
+        error = str(caught)
+    return error, bool((norm.running_mean == 0).all() and (norm.running_var == 1).all())
+
+
+def test_one_value_per_channel_is_an_error_unless_another_rank_has_one_too(together):
+    [(error, is_unchanged)] = together(run_single_values, 1)
+    assert error.startswith("Expected more than 1 value per channel when training") and is_unchanged
+    assert together(run_single_values, 2) == [("", False)] * 2
+
+
 def test_converting_keeps_parameters_buffers_and_names():
     model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.BatchNorm1d(3)), nn.GroupNorm(1, 3))
     before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
