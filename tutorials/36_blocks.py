@@ -52,7 +52,7 @@ def main(device):
     positions = {}  # what a checkpoint has to contain
     for step, (_, readers, (documents, tokens)) in enumerate(loader(stream({})), start=1):
         positions[int(readers[-1])] = int(documents[-1]), int(tokens[-1])
-        if step == STEPS:  # both workers had a turn
+        if step == STEPS:  # a multiple of num_workers
             break
     rest = [batch[0] for batch in loader(stream(positions))]
 
@@ -62,8 +62,9 @@ def main(device):
     parts = [None] * ranks
     dist.all_gather_object(parts, (whole[0], positions, is_same))
     if rank == 0:
+        print("first two blocks of rank 0:")
         for block in parts[0][0]:
-            print(bytes(block.tolist()).decode())
+            print(repr(bytes(block.tolist()).decode()))
         total = sum(len(document) + 1 for document in DOCUMENTS)
         print(f"{tokens} of {total} tokens are in blocks")
         print(f"positions after {STEPS} steps: {parts[0][1]} on rank 0, {parts[1][1]} on rank 1")

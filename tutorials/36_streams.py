@@ -5,7 +5,6 @@ python tutorials/36_streams.py
 
 import multiprocessing
 
-import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -16,25 +15,15 @@ from accel_demo.show import table
 
 FILES = [range(0, 2), range(2, 7), range(7, 10), range(10, 17)]  # each sample is a number
 SAMPLES, WORKERS = 17, 2
-HEAD = [
-    "loader",
-    "the stream is divided",
-    "reads of each sample",
-    "taken by rank 0",
-    "batches by rank",
-]
+HEAD = ["loader", "the stream is divided", "reads of each sample", "verdict", "batches by rank"]
 
 
 class Stream(IterableDataset):
-    """Yield the part of one reader. Readers are ranks, workers of a rank, or workers of all ranks.
-
-    `taken` counts, for each worker, the samples that it takes from the files.
-    """
+    """Yield one reader's part. Readers are ranks, workers of a rank, or workers of all ranks."""
 
     def __init__(self, by_ranks=False, by_workers=False, whole_files=False):
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if by_ranks else (0, 1)
         self.by_workers, self.whole_files = by_workers, whole_files
-        self.taken = torch.zeros(WORKERS, dtype=torch.long).share_memory_()
 
     def __iter__(self):
         info = get_worker_info()
@@ -43,7 +32,6 @@ class Stream(IterableDataset):
         number = 0
         for file in FILES[reader::readers] if self.whole_files else FILES:
             for sample in file:
-                self.taken[info.id] += 1
                 if self.whole_files or number % readers == reader:
                     yield sample
                 number += 1
@@ -51,12 +39,13 @@ class Stream(IterableDataset):
 
 def main(device):
     multiprocessing.set_forkserver_preload(["accelerate"])  # workers start in milliseconds
+    both = {"by_ranks": True, "by_workers": True}
     rows = [
         row("not prepared", "nothing"),
         row("not prepared", "by worker", by_workers=True),
         row("not prepared", "by rank", by_ranks=True),
-        row("not prepared", "by both", by_ranks=True, by_workers=True),
-        row("not prepared", "by both, files", by_ranks=True, by_workers=True, whole_files=True),
+        row("not prepared", "by both", **both),
+        row("not prepared", "by both, files", **both, whole_files=True),
     ]
     for dispatches in (None, False):
         name = "prepared" if dispatches is None else "`dispatch_batches=False`"
@@ -65,7 +54,8 @@ def main(device):
         rows += [
             row(name, "nothing", prepare),
             row(name, "by worker", prepare, by_workers=True),
-            row(name, "by both", prepare, by_ranks=True, by_workers=True),
+            row(name, "by worker, files", prepare, by_workers=True, whole_files=True),
+            row(name, "by both", prepare, **both),
         ]
     if dist.get_rank() == 0:
         print(table(HEAD, rows))
@@ -76,11 +66,20 @@ def row(loader_name, stream_name, prepare=lambda loader: loader, **settings):
     loader = DataLoader(stream, 2, num_workers=WORKERS, multiprocessing_context="forkserver")
     batches = [batch.tolist() for batch in prepare(loader)]
     parts = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, (batches, int(stream.taken.sum())))
-    read = [sample for batches, _ in parts for batch in batches for sample in batch]
-    times = "".join(str(read.count(sample)) for sample in range(SAMPLES))
-    numbers = ", ".join(str(len(batches)) for batches, _ in parts)
-    return [loader_name, stream_name, f"`{times}`", parts[0][1], numbers]
+    dist.all_gather_object(parts, batches)
+    read = [sample for part in parts for batch in part for sample in batch]
+    times = [read.count(sample) for sample in range(SAMPLES)]
+    digits, numbers = "".join(map(str, times)), ", ".join(str(len(part)) for part in parts)
+    return [loader_name, stream_name, f"`{digits}`", verdict(times), numbers]
+
+
+def verdict(times):
+    """Sum up how many times each sample is read."""
+    least, most = min(times), max(times)
+    if least == 0:
+        return f"{times.count(0)} lost"
+    usual = {1: "once", 2: "twice"}.get(least, f"{least} times")
+    return usual if least == most else f"{usual}, {SAMPLES - times.count(least)} repeated"
 
 
 if __name__ == "__main__":

@@ -35,15 +35,15 @@ class Stream(IterableDataset):
         """Yield the samples of this reader, as integers."""
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        reader, readers = self.rank * workers + worker, self.world_size * workers
+        reader, readers = worker * self.world_size + self.rank, workers * self.world_size
         paths = list(self.paths)
         random.Random(f"{self.seed} {self.epoch}").shuffle(paths)  # the same in all readers
-        group = []  # a batch for each reader
+        start, group = reader * self.batch_size, []  # a batch for each reader
         for path in paths:
             for sample in read(path):
                 group.append(sample)
                 if len(group) == readers * self.batch_size:
-                    yield from group[reader::readers]
+                    yield from group[start : start + self.batch_size]
                     group.clear()
 
 
