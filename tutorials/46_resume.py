@@ -29,21 +29,21 @@ def save(path, model, optimizer, extra=None):
 
 
 def load(path, model, optimizer):
-    parts = torch.load(f"{path}.{dist.get_rank()}", weights_only=False)
+    parts = torch.load(f"{path}.{dist.get_rank()}", weights_only=False)  # only your own files
     model.load_state_dict(parts["model"])
     optimizer.load_state_dict(parts["optimizer"])
     return parts["extra"]
 
 
-def add_power_sgd(model):
-    state = PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+def add_power_sgd(model, total_steps):
+    start = max(2, total_steps // 10)  # and not before the end of a warm-up
+    state = PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=start)
     model.register_comm_hook(state, powerSGD_hook)
     return state
 
 
-def resume_power_sgd(path, model, optimizer, state, batches):
-    for batch in batches[:2]:  # DDP arranges its buckets anew after the first backward pass
-        backward(model, batch)
+def resume_power_sgd(path, model, optimizer, state, batch):
+    backward(model, batch)  # after its first backward pass, DDP arranges its buckets anew
     optimizer.zero_grad()
     state.__setstate__(load(path, model, optimizer))
 
@@ -66,8 +66,12 @@ def main():
             dist.all_gather_object(everyone, Path(f"{own}.{dist.get_rank()}").read_bytes())
             Path(f"{first}.{dist.get_rank()}").write_bytes(everyone[0])
             cells = []
-            for path, has_extra in ((own, True), (own, False), (first, True)):
-                resumed, _ = train(accelerator, method, batches, path, EVERY, has_extra)
+            cases = (own, True, True), (own, False, True), (own, True, False), (first, True, True)
+            for path, has_extra, has_pass in cases:
+                if method != "PowerSGD" and not has_pass:
+                    cells.append("–")
+                    continue
+                resumed, _ = train(accelerator, method, batches, path, EVERY, has_extra, has_pass)
                 difference = (resumed - expected).abs().max()
                 dist.all_reduce(difference, dist.ReduceOp.MAX)
                 cells.append("the same bits" if difference == 0 else "different")
@@ -75,24 +79,27 @@ def main():
     if accelerator.is_main_process:
         print(f"{dist.get_world_size()} connected processes\n")
         head = ["method", "bytes in its own state", "resumed", "without that state"]
-        print(table([*head, "all from rank 0's file"], rows))
+        print(table([*head, "without the pass", "all from rank 0's file"], rows))
     accelerator.end_training()
 
 
-def train(accelerator, method, batches, path, start=0, has_extra=True):
+def train(accelerator, method, batches, path, start=0, has_extra=True, has_pass=True):
     """Return the last weights, and the bytes of what the method keeps besides the optimizer.
 
-    With `start`, resume from the checkpoint of that step; otherwise, write it.
+    With `start`, resume from the checkpoint of that step; otherwise, write it. `has_pass`: PowerSGD
+    makes a backward pass before its state is loaded.
     """
     model = make_model().to(accelerator.device)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     local = make_local(accelerator, method, model)
-    state = add_power_sgd(model) if method == "PowerSGD" else None
-    if start and state and has_extra:
-        resume_power_sgd(path, model, optimizer, state, batches)
+    state = add_power_sgd(model, len(batches)) if method == "PowerSGD" else None
+    if start and state and has_extra and has_pass:
+        resume_power_sgd(path, model, optimizer, state, batches[0])
     elif start:
         extra = load(path, model, optimizer)
-        if method == "DiLoCo" and has_extra:
+        if state and has_extra:
+            state.__setstate__(extra)
+        elif method == "DiLoCo" and has_extra:
             local.load_state_dict(extra)
     with local:
         for step, batch in enumerate(batches[start:], start):

@@ -8,7 +8,7 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from send_less import BATCH, EVERY, METHODS, PLAIN_STEPS, make_model, own_batches, train
+from send_less import EVERY, METHODS, PLAIN_STEPS, make_model, own_batches, train
 from torch import nn
 
 from accel_demo.anatomy.ddp.flight_recorder import recorded
@@ -20,21 +20,20 @@ STEPS = 40
 
 def main():
     Accelerator(cpu=use_cpu())  # connects the processes
-    per_epoch = 12_000 // (dist.get_world_size() * BATCH)
     rows = []
     for method in METHODS:
         model = make_model()
         with recorded() as collectives:
             train(method, model, islice(own_batches(epochs=1), STEPS))
         counted = sum(each.size for each in collectives if each.name == "all_reduce")
-        formula, epoch = (bytes_sent(method, model, steps) for steps in (STEPS, per_epoch))
+        formula, later = bytes_sent(method, model, STEPS), bytes_later(method, model)
         agrees = "to the byte" if counted == formula else f"NO: {formula:,}"
-        less = bytes_sent("DDP", model, per_epoch) / epoch
-        rows.append([method, f"{counted:,}", agrees, f"{epoch / 1e6:.2f} MB", f"{less:.1f}"])
+        less = bytes_later("DDP", model) / later
+        rows.append([method, f"{counted:,}", agrees, f"{later:,.0f}", f"{less:.1f}"])
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} connected processes\n")
         head = ["method", f"bytes in {STEPS} steps", "formula agrees"]
-        print(table([*head, f"per epoch of {per_epoch} steps", "times less"], rows))
+        print(table([*head, "bytes per later step", "times less"], rows))
     dist.destroy_process_group()
 
 
@@ -51,6 +50,14 @@ def bytes_sent(method: str, model: nn.Module, steps: int, every: int = EVERY) ->
     if method == "DiLoCo":
         return -(-steps // every) * whole
     return steps * whole
+
+
+def bytes_later(method: str, model: nn.Module, every: int = EVERY) -> float:
+    """Return the mean bytes per step after the plain steps of PowerSGD."""
+    until = PLAIN_STEPS + every
+    difference = bytes_sent(method, model, until, every)
+    difference -= bytes_sent(method, model, PLAIN_STEPS, every)
+    return difference / every
 
 
 def compressed_bytes(weight: torch.Tensor, rank: int) -> int:
