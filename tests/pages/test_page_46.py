@@ -383,7 +383,11 @@ def test_the_prediction_follows_from_the_recorded_intervals():
     assert all(float(rows[name][4].split()[-1]) > 0 for name in similar)
     assert similar == {"bf16", "PowerSGD, rank 4", "LocalSGD"}
     assert "bf16, PowerSGD with rank 4 and LocalSGD have intervals that contain 0" in TEXT
-    for name, text in (("bf16", "half the"), ("LocalSGD", "1/16"), ("PowerSGD, rank 4", "rank 4: 23.5")):
+    for name, text in (
+        ("bf16", "half the"),
+        ("LocalSGD", "1/16"),
+        ("PowerSGD, rank 4", "rank 4: 23.5"),
+    ):
         most = rows[name][4].split()[-1]
         shown = rf"8 seeds show no higher loss \(90 % interval: up to \+{most}\)"
         assert re.search(rf"{text}[^;|]*; {shown}", TEXT), name
