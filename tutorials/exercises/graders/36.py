@@ -20,7 +20,9 @@ def observe(answer: Path) -> None:
         paths, first = [], 0
         for number, length in enumerate(LENGTHS):
             paths.append(Path(folder, f"{number}.txt"))
-            paths[-1].write_text("".join(f"{first + line}\n" for line in range(length)))
+            paths[-1].write_text(
+                "".join(f"{first + line}\n" for line in range(length)), encoding="utf-8"
+            )
             first += length
         for ranks in RANKS:
             for workers in WORKERS:
