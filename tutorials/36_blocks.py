@@ -29,7 +29,8 @@ class Blocks(IterableDataset):
 
     def __iter__(self):
         info = get_worker_info()
-        reader, readers = info.id * self.ranks + self.rank, info.num_workers * self.ranks
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        reader, readers = worker * self.ranks + self.rank, workers * self.ranks
         first, token = self.positions.get(reader, (reader, 0))
         block = []
         for document in range(first, len(self.documents), readers):

@@ -27,7 +27,7 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if self.by_workers else (0, 1)
+        worker, workers = (info.id, info.num_workers) if info and self.by_workers else (0, 1)
         reader, readers = worker * self.ranks + self.rank, workers * self.ranks
         number = 0
         for file in FILES[reader::readers] if self.whole_files else FILES:

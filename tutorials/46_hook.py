@@ -66,7 +66,7 @@ def main():
 
 
 def train(model: DistributedDataParallel) -> int:
-    """Train on random images. Return the bytes that this rank gave to all-reduces in a step."""
+    """Train on random images. Return the bytes that this rank passed to all-reduces in a step."""
     draw = torch.Generator().manual_seed(dist.get_rank())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(STEPS):

@@ -43,7 +43,7 @@ def add_power_sgd(model, total_steps):
 
 
 def resume_power_sgd(path, model, optimizer, state, batch):
-    backward(model, batch)  # after its first backward pass, DDP arranges its buckets anew
+    backward(model, batch)  # after its first backward pass, DDP rearranges its buckets
     optimizer.zero_grad()
     state.__setstate__(load(path, model, optimizer))
 

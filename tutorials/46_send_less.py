@@ -38,7 +38,7 @@ def main():
 
 
 def bytes_sent(method: str, model: nn.Module, steps: int, every: int = EVERY) -> int:
-    """Return the bytes that a rank gives to all-reduces. A ring sends 2(N - 1)/N times as many."""
+    """Return the bytes that a rank passes to all-reduces. A ring sends 2(N - 1)/N times as many."""
     whole = sum(weight.nbytes for weight in model.parameters())
     if method == "bf16":
         return steps * whole // 2
