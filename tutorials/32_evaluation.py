@@ -22,7 +22,7 @@ def make_data(seed: int) -> TensorDataset:
     return TensorDataset(inputs, inputs.square().mean(1, keepdim=True))
 
 
-def train(device, synchronize=False, **options) -> nn.Module:
+def train(device, synchronize=False, **options) -> DistributedDataParallel:
     torch.manual_seed(0)
     layers = nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 1)
     model = nn.Sequential(*layers).to(device)
@@ -37,7 +37,7 @@ def train(device, synchronize=False, **options) -> nn.Module:
             mse_loss(ddp(inputs.to(device)), targets.to(device)).backward()
             optimizer.step()
             optimizer.zero_grad()
-    return model
+    return ddp
 
 
 def broadcast_buffers(model: nn.Module) -> None:
@@ -56,9 +56,11 @@ def nothing(_) -> None:
     pass
 
 
+WRAPPED = "rank 0's, by `ddp(inputs)`"
 WITHOUT = f"BatchNorm, `{next(iter(NO_BROADCAST))}=False`"
 RUNS: list[tuple[str, str, dict, Callable]] = [
     ("BatchNorm", "each rank's", {}, nothing),
+    ("BatchNorm", WRAPPED, {}, nothing),
     ("BatchNorm", "rank 0's, broadcast", {}, broadcast_buffers),
     (WITHOUT, "each rank's", NO_BROADCAST, nothing),
     (WITHOUT, "average", NO_BROADCAST, average_buffers),
@@ -70,11 +72,10 @@ def main(device: torch.device) -> None:
     inputs, targets = (each.to(device) for each in make_data(seed=2).tensors)
     rows = []
     for name, statistics, options, change in RUNS:
-        model = train(device, **options)
-        change(model)
-        model.eval()
+        ddp = train(device, **options).eval()
+        change(ddp.module)
         with torch.no_grad():
-            loss = mse_loss(model(inputs), targets)
+            loss = mse_loss((ddp if statistics == WRAPPED else ddp.module)(inputs), targets)
         losses = [torch.empty_like(loss) for _ in range(dist.get_world_size())]
         dist.all_gather(losses, loss)
         rows.append([name, statistics, *(f"{each.item():.3f}" for each in losses)])

@@ -1,4 +1,4 @@
-"""Train a GAN with DDP and with Accelerate, and compare the weights on one and two processes.
+"""Train a GAN with DDP and with Accelerate, and compare the weights on one to three processes.
 
 python tutorials/32_gan.py
 """
@@ -117,16 +117,18 @@ def values_of(models):
 def main() -> None:
     models = make_models()
     train(models, DataLoader(make_data(), GLOBAL_BATCH))
-    [on_one], on_two = results_by_rank(train_all, 1), results_by_rank(train_all, 2)
-    assert len(on_two) == 2
+    one, two, three = (results_by_rank(train_all, ranks) for ranks in (1, 2, 3))
+    assert len(two) == 2 and len(three) == 3
     rows = []
-    for name, (values, all_reduces) in on_two[0].items():
-        assert torch.equal(values, on_two[1][name][0]), "the ranks differ"
-        pairs = (on_one[name][0], values_of(models)), (values, on_one[name][0])
+    for name, (values, all_reduces) in two[0].items():
+        for ranks in (two, three):
+            assert all(torch.equal(each[name][0], ranks[0][name][0]) for each in ranks)
+        on_one, on_three = one[0][name][0], three[0][name][0]
+        pairs = (on_one, values_of(models)), (values, on_one), (on_three, on_one)
         equal = ["equal" if (a - b).abs().max() < EQUAL else "different" for a, b in pairs]
         rows.append([name, f"{all_reduces:.0f}", *equal])
-    head = "method", "all-reduces per step", "1 process and plain PyTorch", "2 processes and 1"
-    print(table(head, rows))
+    head = "1 process and plain PyTorch", "2 processes and 1", "3 processes and 1"
+    print(table(["method", "all-reduces per step", *head], rows))
 
 
 if __name__ == "__main__":

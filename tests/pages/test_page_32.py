@@ -23,7 +23,7 @@ def test_only_the_layer_by_hand_equals_the_whole_batch_on_several_ranks():
 
 def test_plain_batch_norm_evaluates_differently_on_each_rank_until_the_buffers_are_equal():
     rows = rows_below(PAGE, "layer")
-    assert len(rows) == 5
+    assert len(rows) == 6
     losses = {(name, statistics): tuple(map(float, both)) for name, statistics, *both in rows}
     no_broadcast = "BatchNorm, `forward_sync_buffers=False`"
     for (name, statistics), (first, second) in losses.items():
@@ -56,14 +56,14 @@ def test_two_forwards_fail_with_unused_parameters_and_with_a_buffer_that_backwar
     assert set(results.values()) == {"right"}
 
 
-def test_the_gan_on_two_processes_equals_one_and_differs_from_plain_pytorch_only_by_design():
+def test_the_gan_on_two_and_three_processes_equals_one_and_differs_from_plain_pytorch_only_by_design():
     rows = {method: result for method, *result in rows_below(PAGE, "method")}
     assert rows == {
-        "DDP": ["6", "equal", "equal"],
-        "Accelerate": ["6", "equal", "equal"],
-        "DDP, without `requires_grad_(False)`": ["7", "different", "equal"],
-        "… and `zero_grad()` first": ["7", "equal", "equal"],
-        "Accelerate, 2 micro-batches": ["11", "different", "equal"],
+        "DDP": ["6", "equal", "equal", "equal"],
+        "Accelerate": ["6", "equal", "equal", "equal"],
+        "DDP, without `requires_grad_(False)`": ["7", "different", "equal", "equal"],
+        "… and `zero_grad()` first": ["7", "equal", "equal", "equal"],
+        "Accelerate, 2 micro-batches": ["11", "different", "equal", "equal"],
     }
     program = load_module(TUTORIALS / "32_gan.py")
     generator, discriminator = program.make_models()

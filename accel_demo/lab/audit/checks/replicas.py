@@ -12,6 +12,8 @@ from accel_demo.lab.observed.ranks import Rank
 PAGE, LOCAL_PAGE = "22_ddp", "46_send_less"
 # The error of the forward pass after a backward pass that DDP could not finish
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
+# Local steps look like these mistakes until the first average
+MORE_STEPS = " If you train with local steps, let the audit see more steps: --steps."
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
@@ -53,9 +55,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"LocalSGD averages the weights after {min(every)} steps, and the audit saw only "
                 f"{len(totals)}"
             )
-        reason, cure = _reason(*own[0], steps[0][: number + 1])
-        if any(evidence.counts("enough")):
-            cure += " If you train with local steps, let the audit see more steps: --steps."
+        saw_all = not any(evidence.counts("enough"))
+        reason, cure = _reason(*own[0], steps[0][: number + 1], "" if saw_all else MORE_STEPS)
         finding = Finding(
             ERROR,
             "replicas",
@@ -125,8 +126,11 @@ def _backwards_of(rank: Rank, steps: list[dict]) -> list[dict]:
     return [each for each in rank.of("backward") if begin < each["time"] <= steps[-1]["time"]]
 
 
-def _reason(rank: Rank, optimizer: int, steps: list[dict]) -> tuple[str, str]:
-    """Return why the gradients of an optimizer were not averaged, and the cure."""
+def _reason(rank: Rank, optimizer: int, steps: list[dict], if_local: str) -> tuple[str, str]:
+    """Return why the gradients of an optimizer were not averaged, and the cure.
+
+    The cure ends with `if_local` if the steps may be local ones.
+    """
     models = rank.of("models")[-1]["models"]
     wrapped = [
         model
@@ -144,7 +148,7 @@ def _reason(rank: Rank, optimizer: int, steps: list[dict]) -> tuple[str, str]:
     if forwards and not any(forwards):
         return (
             "all backward passes of this step ran inside no_sync(), so no gradients were averaged",
-            "Leave no_sync() for the last backward pass before each step.",
+            "Leave no_sync() for the last backward pass before each step." + if_local,
         )
     if wrapped and not forwards:
         return (
@@ -161,7 +165,7 @@ def _reason(rank: Rank, optimizer: int, steps: list[dict]) -> tuple[str, str]:
     if not wrapped:
         return (
             "the model is not wrapped in DistributedDataParallel, so no gradients are averaged",
-            "Wrap the model in DistributedDataParallel before training.",
+            "Wrap the model in DistributedDataParallel before training." + if_local,
         )
     return (
         "something changes the weights or the gradients of one rank alone",
