@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from accelerate import Accelerator
-from send_less import METHODS, make_model, own_batches, train
+from send_less import EVERY, METHODS, make_model, own_batches, train
 from tqdm import tqdm
 
 from accel_demo import show
@@ -24,23 +24,26 @@ from accel_demo.processes.devices import use_cpu
 from accel_demo.show import table
 
 SEEDS, EPOCHS = 8, 2
+# {row: (method, local steps between two averages)}
+RUNS = {method: (method, EVERY) for method in METHODS}
+RUNS |= {f"{method}, H = {every}": (method, every) for method in METHODS[-2:] for every in (4, 64)}
 
 
 def main(plot: Path | None) -> None:
     accelerator = Accelerator(cpu=use_cpu())
     images, labels = (tensor.to(accelerator.device) for tensor in packaged_set("test").tensors)
-    losses, megabytes = {method: [] for method in METHODS}, {}
+    losses, megabytes = {name: [] for name in RUNS}, {}
     hidden = None if accelerator.is_main_process else True  # None: only on a terminal
-    with tqdm(total=SEEDS * len(METHODS), unit="run", leave=False, disable=hidden) as bar:
+    with tqdm(total=SEEDS * len(RUNS), unit="run", leave=False, disable=hidden) as bar:
         for seed in range(SEEDS):
-            for method in METHODS:
+            for name, (method, every) in RUNS.items():
                 batches = own_batches(EPOCHS, seed, str(accelerator.device))
                 with recorded() as collectives:
-                    model = train(method, make_model(seed), batches)
+                    model = train(method, make_model(seed), batches, every)
                 sent = sum(each.size for each in collectives if each.name == "all_reduce")
-                megabytes[method] = sent / 1e6
+                megabytes[name] = sent / 1e6
                 with torch.no_grad():
-                    losses[method].append(F.cross_entropy(model(images), labels).item())
+                    losses[name].append(F.cross_entropy(model(images), labels).item())
                 bar.update()
     everyone = [None] * accelerator.num_processes
     dist.all_gather_object(everyone, losses)
@@ -70,7 +73,7 @@ def rows(losses: dict[str, list[float]], megabytes: dict[str, float]) -> list[li
 
 def draw(losses: dict[str, list[float]], path: Path) -> None:
     """Draw a row for each method, with a point per seed and a line at the mean."""
-    figure = show.new_figure(5.2, 3.4)
+    figure = show.new_figure(5.2, 4.4)
     axes = figure.subplots()
     for row, own in enumerate(losses.values()):
         axes.plot(own, [row] * len(own), "o", color=show.COLORS[0], alpha=0.4, markersize=5)

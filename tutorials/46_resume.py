@@ -120,7 +120,7 @@ def backward(model, batch):
 
 def make_local(accelerator, method, model):
     if method == "DiLoCo":
-        return DiLoCo(accelerator, model, EVERY)
+        return DiLoCo(model, EVERY)
     return LocalSGD(accelerator, model, EVERY, enabled=method == "LocalSGD")
 
 

@@ -4,7 +4,6 @@ The programs of page 46 use this module.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -46,8 +45,8 @@ class DiLoCo:
     Source: https://arxiv.org/abs/2311.08105
     """
 
-    def __init__(self, accelerator: Accelerator, model, every: int, lr=0.7, momentum=0.9):
-        self.no_sync = model.no_sync() if accelerator.num_processes > 1 else nullcontext()
+    def __init__(self, model, every: int, lr=0.7, momentum=0.9):
+        self.no_sync = model.no_sync()
         self.local, self.every, self.steps = list(model.parameters()), every, 0
         self.shared = [nn.Parameter(weight.detach().clone()) for weight in self.local]
         self.outer = torch.optim.SGD(self.shared, lr, momentum, nesterov=momentum > 0)
@@ -95,7 +94,7 @@ def train(method: str, model: nn.Module, batches: Batches, every: int = EVERY) -
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, optimizer = accelerator.prepare(model, optimizer)
     if method == "DiLoCo":
-        local = DiLoCo(accelerator, model, every)
+        local = DiLoCo(model, every)
     else:
         local = LocalSGD(accelerator, model, every, enabled=method == "LocalSGD")
     with local:

@@ -56,7 +56,7 @@ def test_two_forwards_fail_with_unused_parameters_and_with_a_buffer_that_backwar
     assert set(results.values()) == {"right"}
 
 
-def test_the_gan_on_two_and_three_processes_equals_one_and_differs_from_plain_pytorch_only_by_design():
+def test_the_gan_on_several_processes_equals_one_and_differs_from_plain_only_by_design():
     rows = {method: result for method, *result in rows_below(PAGE, "method")}
     assert rows == {
         "DDP": ["6", "equal", "equal", "equal"],
