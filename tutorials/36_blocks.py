@@ -1,10 +1,11 @@
-"""Pack text into blocks of tokens, and resume in the middle of the stream.
+"""Pack text into blocks of tokens, and resume twice in the middle of the stream.
 
 python tutorials/36_blocks.py
 """
 
 import multiprocessing
 from functools import partial
+from itertools import chain, islice
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from accel_demo.processes.group import run_in_group
 
 DOCUMENTS = [" ".join(map(str, range(number))) for number in range(1, 17)]
-BLOCK, BATCH, WORKERS, STEPS = 16, 2, 2, 2
+BLOCK, BATCH, WORKERS, STEPS = 8, 2, 2, 2
 END = ord("|")  # follows each document; here, a token is a byte
 
 
@@ -50,26 +51,36 @@ def main(device):
     stream = partial(Blocks, DOCUMENTS, rank, ranks)
 
     whole = [batch[0] for batch in loader(stream({}))]
-    positions = {}  # what a checkpoint has to contain
-    for step, (_, readers, (documents, tokens)) in enumerate(loader(stream({})), start=1):
-        positions[int(readers[-1])] = int(documents[-1]), int(tokens[-1])
-        if step == STEPS:  # a multiple of num_workers
-            break
-    rest = [batch[0] for batch in loader(stream(positions))]
+    saved = {}
+    for _ in range(2):
+        saved = positions_after(STEPS, loader(stream(saved)), saved)
+    rest = [batch[0] for batch in loader(stream(saved))]
 
     tokens = torch.tensor(sum(batch.numel() for batch in whole))
     dist.all_reduce(tokens)
-    is_same = all(map(torch.equal, whole[STEPS:], rest)) and len(whole) == STEPS + len(rest)
+    done = 2 * STEPS
+    is_same = all(map(torch.equal, whole[done:], rest)) and len(whole) == done + len(rest)
     parts = [None] * ranks
-    dist.all_gather_object(parts, (whole[0], positions, is_same))
+    dist.all_gather_object(parts, (whole[0], is_same))
     if rank == 0:
         print("first two blocks of rank 0:")
         for block in parts[0][0]:
             print(repr(bytes(block.tolist()).decode()))
         total = sum(len(document) + 1 for document in DOCUMENTS)
         print(f"{tokens} of {total} tokens are in blocks")
-        print(f"positions after {STEPS} steps: {parts[0][1]} on rank 0, {parts[1][1]} on rank 1")
-        print(f"resumed: {'the same' if all(part[2] for part in parts) else 'other'} blocks")
+        print(f"saved after {done} steps: {dict(sorted(saved.items()))}")
+        print(f"resumed twice: {'the same' if all(part[1] for part in parts) else 'other'} blocks")
+
+
+def positions_after(steps, batches, saved):
+    """Train for some steps. Return what a checkpoint has to contain: each reader's position."""
+    positions = dict(saved)  # a reader that has ended keeps its position
+    for _, readers, (documents, tokens) in islice(batches, steps):
+        positions[int(readers[-1])] = int(documents[-1]), int(tokens[-1])
+    of_ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, positions)
+    changed = (own.items() - saved.items() for own in of_ranks)
+    return saved | dict(chain.from_iterable(changed))
 
 
 def loader(stream):

@@ -1,9 +1,10 @@
-"""Train on a stream whose ranks have different numbers of batches, in four ways that end.
+"""Train on a stream whose ranks have different numbers of batches: without and with a remedy.
 
 python tutorials/36_stop.py
 """
 
-from itertools import islice
+from datetime import timedelta
+from itertools import chain, islice
 
 import torch
 import torch.distributed as dist
@@ -48,9 +49,10 @@ def until_one_rank_has_none(loader, device):
         yield batch
 
 
-def train(batches, device, joins=False):
+def train(batches, device, joins=False, group=None):
     """Train on the batches, and return them."""
-    model = DistributedDataParallel(nn.Linear(1, 1).double().to(device))
+    model = nn.Linear(1, 1).double().to(device)
+    model = DistributedDataParallel(model, process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     used = []
     with Join([model], enable=joins):
@@ -62,13 +64,31 @@ def train(batches, device, joins=False):
     return used
 
 
+def train_until_it_waits(batches, device):
+    """Train without a remedy, until a rank has waited for 2 seconds. Return its steps, too."""
+    group = dist.new_group(timeout=timedelta(seconds=2), backend="gloo")
+    used = []
+
+    def counted():
+        for batch in batches:
+            yield batch
+            used.append(batch.flatten().int().tolist())
+
+    try:
+        train(counted(), device, group=group)
+    except RuntimeError as error:
+        assert "Timed out waiting" in str(error)
+    return used
+
+
 def main(device):
     def loader(**settings):
         return DataLoader(Files(**settings), BATCH)
 
     prepared = Accelerator(cpu=use_cpu()).prepare(loader(by_ranks=False))
     rows = [
-        row("nothing: does not end", [batch.int().flatten().tolist() for batch in loader()]),
+        row("nothing: rank 1 waits", train_until_it_waits(loader(), device)),
+        row("nothing, 2 epochs", train_until_it_waits(chain(loader(), loader()), device)),
         row("stop together", train(until_one_rank_has_none(loader(), device), device)),
         row(f"repeat, {STEPS} steps", train(islice(loader(repeats=True), STEPS), device)),
         row("`Join`", train(loader(), device, joins=True)),

@@ -57,13 +57,17 @@ def main(device):
             row(name, "by worker, files", prepare, by_workers=True, whole_files=True),
             row(name, "by both", prepare, **both),
         ]
+        if dispatches is None:
+            rows.append(
+                row("prepared, `drop_last=True`", "by worker", prepare, True, by_workers=True)
+            )
     if dist.get_rank() == 0:
         print(table(HEAD, rows))
 
 
-def row(loader_name, stream_name, prepare=lambda loader: loader, **settings):
-    stream = Stream(**settings)
-    loader = DataLoader(stream, 2, num_workers=WORKERS, multiprocessing_context="forkserver")
+def row(loader_name, stream_name, prepare=lambda loader: loader, drop_last=False, **settings):
+    workers = {"num_workers": WORKERS, "multiprocessing_context": "forkserver"}
+    loader = DataLoader(Stream(**settings), 2, drop_last=drop_last, **workers)
     batches = [batch.tolist() for batch in prepare(loader)]
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, batches)

@@ -1,6 +1,7 @@
 """Page 36: who reads a stream, how training on it ends, and what Accelerate does with it."""
 
 import multiprocessing
+import os
 from functools import partial
 from itertools import islice
 
@@ -40,6 +41,7 @@ def test_accelerate_needs_a_stream_that_is_divided_by_worker_only():
         assert times["by both"].count("0") == 8  # almost half of them
         assert rows[name, "by both"][1] == "8 lost"
     assert rows["prepared", "by worker"] == ["`2" + "1" * 16 + "`", "once, 1 repeated", "5, 5"]
+    assert rows["prepared, `drop_last=True`", "by worker"][1:] == ["1 lost", "4, 4"]
     [digits, *others] = rows["prepared", "by worker, files"]
     assert digits.strip("`").index("0") == 10 and others == ["1 lost", "5, 5"]
     assert rows["`dispatch_batches=False`", "by both"][2] == "3, 2"
@@ -48,7 +50,8 @@ def test_accelerate_needs_a_stream_that_is_divided_by_worker_only():
 def test_each_remedy_ends_and_costs_what_the_page_says():
     rows = {row[0]: row[1:] for row in rows_below(PAGE, "remedy")}
     assert rows == {
-        "nothing: does not end": ["3, 6", "17 of 17", "0"],
+        "nothing: rank 1 waits": ["3, 3", "11 of 17", "0"],
+        "nothing, 2 epochs": ["6, 6", "17 of 17", "5"],  # the second epoch of rank 0
         "stop together": ["3, 3", "11 of 17", "0"],
         "repeat, 5 steps": ["5, 5", "15 of 17", "5"],
         "`Join`": ["3, 6", "17 of 17", "0"],
@@ -158,6 +161,17 @@ def test_skipping_batches_of_a_stream_reads_them_again():
         loader = skip_first_batches(DataLoader(stream, 2), 3)
         batches = iter(loader)
         assert next(batches).tolist() == [6, 7] and stream.taken == 8
+    finally:
+        for state in (AcceleratorState, PartialState, GradientState):
+            state._reset_state()
+
+
+def test_save_state_saves_no_position_of_a_stream(tmp_path):
+    try:
+        accelerator, loader = prepared(DataLoader(Numbers(), 2))
+        next(iter(loader))
+        accelerator.save_state(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["random_states_0.pkl"]
     finally:
         for state in (AcceleratorState, PartialState, GradientState):
             state._reset_state()
@@ -310,3 +324,90 @@ def test_resumed_blocks_keep_their_order_after_each_round_of_the_workers(ranks, 
             if step == workers * min(turns.values()) and len(turns) == workers:
                 assert rest == expected
         assert len(turns) == workers and min(turns.values()) > 1
+
+
+def resume_until_the_end(device) -> tuple:
+    """Stop after every two steps, and resume from the positions. Return all blocks, and the whole.
+
+    One worker has no more blocks before the other one.
+    """
+    page = load_module(TUTORIALS / "36_blocks.py")
+    ranks, blocks, saved = torch.distributed.get_world_size(), [], {}
+
+    def loader(positions):
+        documents = page.DOCUMENTS[:9]
+        stream = page.Blocks(documents, torch.distributed.get_rank(), ranks, positions)
+        fork = multiprocessing.get_context("fork")
+        return DataLoader(stream, page.BATCH, num_workers=2, multiprocessing_context=fork)
+
+    whole = [block.tolist() for batch, *_ in loader({}) for block in batch]
+    stops, is_last = 0, False
+    while not is_last:
+        batches = [*islice(loader(saved), 2)]
+        blocks += [block.tolist() for batch, *_ in batches for block in batch]
+        saved = page.positions_after(2, batches, saved)
+        everyone = [None] * ranks
+        torch.distributed.all_gather_object(everyone, len(batches))
+        stops, is_last = stops + 1, not any(everyone)
+    return ranks, stops, blocks, whole
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_run_that_is_resumed_many_times_reads_each_block_once(ranks, together):
+    for connected, stops, blocks, whole in together(resume_until_the_end, ranks):
+        assert connected == ranks and stops > 2
+        assert sorted(blocks) == sorted(whole) and whole
+
+
+@pytest.mark.frameworks
+def test_a_stream_of_datasets_is_divided_as_the_page_says(together, tmp_path):
+    found = together(read_datasets, 2, cache=tmp_path)
+    assert (
+        found[0]
+        == found[1]
+        == {
+            "not prepared": (2, 2),
+            "split": (1, 1),
+            "prepared": (1, 2),  # repeats the first sample
+            "split and prepared": (0, 2),
+            "dispatch_batches=False": (1, 1),
+            "dispatch_batches=False, one shard": (1, 2),
+        }
+    )
+
+
+def read_datasets(device, cache) -> dict[str, tuple[int, int]]:
+    """Return how often the samples of a stream are read: the least and the most."""
+    os.environ["HF_DATASETS_CACHE"] = str(cache)  # read on import
+    from datasets import IterableDataset as Dataset
+    from datasets.distributed import split_dataset_by_node
+
+    group = torch.distributed
+    files = load_module(TUTORIALS / "36_streams.py").FILES
+
+    def generate(files):
+        for file in files:
+            for sample in file:
+                yield {"sample": sample}
+
+    def count(is_split=False, is_prepared=False, shards=files, **configuration):
+        dataset = Dataset.from_generator(generate, gen_kwargs={"files": shards})
+        if is_split:
+            dataset = split_dataset_by_node(dataset, group.get_rank(), group.get_world_size())
+        loader = DataLoader(dataset, 2)
+        if is_prepared:
+            _, loader = prepared(loader, **configuration)
+        everyone = [None] * group.get_world_size()
+        group.all_gather_object(everyone, [n for batch in loader for n in batch["sample"].tolist()])
+        times = [sum(own.count(sample) for own in everyone) for sample in range(17)]
+        return min(times), max(times)
+
+    by_rank = {"is_prepared": True, "dispatch_batches": False}
+    return {
+        "not prepared": count(),
+        "split": count(is_split=True),
+        "prepared": count(is_prepared=True),
+        "split and prepared": count(is_split=True, is_prepared=True),
+        "dispatch_batches=False": count(**by_rank),
+        "dispatch_batches=False, one shard": count(**by_rank, shards=[range(17)]),
+    }
