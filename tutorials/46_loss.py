@@ -24,9 +24,10 @@ from accel_demo.processes.devices import use_cpu
 from accel_demo.show import table
 
 SEEDS, EPOCHS = 8, 2
-# {row: (method, local steps between two averages)}
+# {row: (method, local steps between two averages, learning rate of DiLoCo's outer optimizer)}
 RUNS = {method: (method, EVERY) for method in METHODS}
 RUNS |= {f"{method}, H = {every}": (method, every) for method in METHODS[-2:] for every in (4, 64)}
+RUNS["DiLoCo, H = 4, lr 0.1"] = "DiLoCo", 4, 0.1
 
 
 def main(plot: Path | None) -> None:
@@ -36,10 +37,10 @@ def main(plot: Path | None) -> None:
     hidden = None if accelerator.is_main_process else True  # None: only on a terminal
     with tqdm(total=SEEDS * len(RUNS), unit="run", leave=False, disable=hidden) as bar:
         for seed in range(SEEDS):
-            for name, (method, every) in RUNS.items():
+            for name, (method, *settings) in RUNS.items():
                 batches = own_batches(EPOCHS, seed, str(accelerator.device))
                 with recorded() as collectives:
-                    model = train(method, make_model(seed), batches, every)
+                    model = train(method, make_model(seed), batches, *settings)
                 sent = sum(each.size for each in collectives if each.name == "all_reduce")
                 megabytes[name] = sent / 1e6
                 with torch.no_grad():

@@ -87,14 +87,16 @@ class DiLoCo:
             self.synchronize()
 
 
-def train(method: str, model: nn.Module, batches: Batches, every: int = EVERY) -> nn.Module:
+def train(
+    method: str, model: nn.Module, batches: Batches, every: int = EVERY, outer_lr: float = 0.7
+) -> nn.Module:
     """Train for one step per batch, and return the model without its wrapper."""
     hook = DistributedDataParallelKwargs(**HOOKS.get(method, {}))
     accelerator = Accelerator(cpu=use_cpu(), kwargs_handlers=[hook])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, optimizer = accelerator.prepare(model, optimizer)
     if method == "DiLoCo":
-        local = DiLoCo(model, every)
+        local = DiLoCo(model, every, outer_lr)
     else:
         local = LocalSGD(accelerator, model, every, enabled=method == "LocalSGD")
     with local:

@@ -39,8 +39,9 @@ NO_IPV6_ADDRESS = "/proc/sys/net/ipv6/conf/default/addr_gen_mode"
 PREPARE += f"if [ -e {NO_IPV6_ADDRESS} ]; then echo 1 > {NO_IPV6_ADDRESS}; fi && "
 PREPARE += 'exec "$@"'
 COMMAND_TIMEOUT = 30  # seconds that `ip` or `tc` may take
-# How many bytes may pass at once, and how many may wait. Both are small compared with a gradient.
-BURST, QUEUE = "32kb", "400kb"
+QUEUE = "400kb"  # how many bytes may wait; small compared with a gradient
+# How many bytes may pass at once: two packets, or more at a rate so high that a timer is too slow
+LEAST_BURST, MOST_BURST, BURST_TIME = 3000, 32_000, 1  # bytes, bytes, milliseconds
 MOST_DELAYED_PACKETS = 100_000  # the default of netem, 1000, would drop packets at high rates
 # For each queueing discipline of `tc`: the flag that needs it, and what it does.
 QDISCS = {"tbf": ("--rate", "limit the rate"), "netem": ("--delay", "delay packets")}
@@ -102,8 +103,8 @@ class Cables:
         run_in_namespace(pid, f"ip address add {self.address(node)}/24 dev {end}")
         run_in_namespace(pid, f"ip link set {end} up")
         if self.rate:
-            shape = f"tc qdisc add dev {end} root tbf rate {self.rate} burst {BURST} limit {QUEUE}"
-            run_in_namespace(pid, shape)
+            shape = f"tbf rate {self.rate} burst {burst(self.rate)} limit {QUEUE}"
+            run_in_namespace(pid, f"tc qdisc add dev {end} root {shape}")
         if self.delay:  # at the switch's end, where it delays what the node receives
             slow = f"tc qdisc add dev {port} root netem delay {self.delay}"
             self.run_in_switch(f"{slow} limit {MOST_DELAYED_PACKETS}")
@@ -234,6 +235,16 @@ def check(flag: str, value: str | None) -> None:
     units, least, most, example = LIMITS[flag]
     if value is not None and not least <= in_first_unit(value, units) <= most:
         raise UserError(f"{flag} must be {example}, got {value}")
+
+
+def burst(rate: str) -> int:
+    """Return how many bytes may pass at once at a rate such as "100mbit".
+
+    They have to be few: what a program sends between two pauses passes without a limit if it is
+    smaller.
+    """
+    bits = in_first_unit(rate, RATE_UNITS) * BURST_TIME
+    return min(max(LEAST_BURST, int(bits / 8)), MOST_BURST)
 
 
 def in_first_unit(text: str, units: dict[str, int]) -> float:

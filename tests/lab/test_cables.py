@@ -71,12 +71,19 @@ def test_the_node_limits_what_it_sends_and_the_switch_delays_what_the_node_recei
     monkeypatch.setattr(cables, "run_in_namespace", lambda *line: lines.append(line))
     switch, node = 11, 22  # process IDs
     cables.Cables(2, rate, delay, switch).connect(1, node)
-    limit = "tc qdisc add dev eth0 root tbf rate 100mbit burst 32kb limit 400kb"
+    limit = "tc qdisc add dev eth0 root tbf rate 100mbit burst 12500 limit 400kb"
     slow = "tc qdisc add dev port1 root netem delay 5ms limit 100000"
     expected = [(node, limit)] if rate else []
     expected += [(switch, slow)] if delay else []
     assert [line for line in lines if line[1].startswith("tc")] == expected
     assert len(lines) == 5 + len(expected)
+
+
+@pytest.mark.parametrize(
+    ("rate", "size"), [("1mbit", 3000), ("25mbit", 3125), ("100mbit", 12_500), ("1gbit", 32_000)]
+)
+def test_few_bytes_pass_at_once(rate, size):
+    assert cables.burst(rate) == size
 
 
 def test_a_tool_that_hangs_gets_one_line(monkeypatch):
