@@ -128,6 +128,16 @@ def print_terms() -> None:
         print(f"| {term} | {chinese} | {meaning} | [{number}]({names[str(number)]}.md) |")
 
 
+def print_chinese_terms() -> None:
+    """Print the Chinese glossary as a Markdown table, in the order of the pages."""
+    names = {name[:2]: name for name, _, _ in COURSE["pages"]}
+    print("| 术语 | 英文 | 页面 |\n|---|---|---|")
+    for term, number, _ in sorted(COURSE["terms"], key=lambda row: row[1]):
+        page = f"{names[str(number)]}.md"
+        page = page if (TUTORIALS / "zh" / page).exists() else f"../{page}"
+        print(f"| {COURSE['chinese'][term]} | {term} | [{number}]({page}) |")
+
+
 def print_questions() -> None:
     """Print a table of the questions in each part, in the order of the pages, as Markdown."""
     for part, heading in COURSE["parts"].items():

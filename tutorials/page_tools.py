@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 from command_cache import FORCE, forking, result_of
@@ -120,14 +121,17 @@ def main() -> int:
         if not page.is_file():
             raise UserError(f"no such page: {page}")
     pages.sort(key=_position)
+    translations = [page for page in pages if page.parent.name == "zh"]
+    others = [page for page in pages if page not in translations]
     outcomes = {"stale": [], "failed": []}
     workers = max(2, (os.cpu_count() or 1) // 2)
     with forking(not options.real), ThreadPoolExecutor(workers) as pool:
-        tasks = [pool.submit(_regenerate, page, options.check, options.force) for page in pages]
-        for task in as_completed(tasks):
-            name, outcome, text = task.result()
-            print(text, flush=True)
-            outcomes.setdefault(outcome, []).append(name)
+        for group in (others, translations):  # a translation copies from a regenerated page
+            submit = partial(pool.submit, _regenerate, check=options.check, force=options.force)
+            for task in as_completed(map(submit, group)):
+                name, outcome, text = task.result()
+                print(text, flush=True)
+                outcomes.setdefault(outcome, []).append(name)
     for outcome in ("stale", "failed"):
         if outcomes[outcome]:
             print(f"{outcome}: {' '.join(sorted(outcomes[outcome]))}")
@@ -136,7 +140,8 @@ def main() -> int:
 
 def _all_pages() -> list[Path]:
     pages = [REPOSITORY / page for page in OTHER_PAGES]
-    return [*sorted(REPOSITORY.glob("tutorials/*.md")), *pages]
+    own = [*REPOSITORY.glob("tutorials/*.md"), *REPOSITORY.glob("tutorials/zh/*.md")]
+    return [*sorted(own), *pages]
 
 
 def _position(page: Path) -> int:

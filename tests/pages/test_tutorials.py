@@ -37,7 +37,8 @@ def test_no_page_is_stale_and_a_page_with_a_false_text_is_stale(start, tmp_path)
         copies[-1].write_text(text.replace(truth, lie, 1))
     fresh = start(["python", "tutorials/page_tools.py", "--check"], timeout=900)
     assert fresh.returncode == 0, fresh.stdout
-    for page in (*OTHER_PAGES, *(f"tutorials/{page.name}" for page in PAGES)):
+    chinese = [f"tutorials/zh/{page.name}" for page in TUTORIALS.glob("zh/*.md")]
+    for page in (*OTHER_PAGES, *chinese, *(f"tutorials/{page.name}" for page in PAGES)):
         assert f"fresh    {page}\n" in fresh.stdout
     lies = start(["python", "tutorials/page_tools.py", "--check", *copies], timeout=900)
     assert lies.returncode == 1

@@ -15,14 +15,14 @@ FRONT_PAGE = Path(__file__).with_name("front_page.txt")  # no .md: its links are
 TRAIN_FILES = ("train.py", "train_plain.py", "train_dp.py", "train_ddp.py")
 # What only generates or tests the pages, and what would give away the answers
 LEFT_OUT = re.compile(
-    r"tutorials/(page_tools|command_cache|course|run_notebook|40_record)\.py"
-    r"|tutorials/(course|questions|seconds|exercises/hints)\.yaml"
+    r"tutorials/(page_tools|translation|command_cache|course|run_notebook|40_record)\.py"
+    r"|tutorials/(course|questions|seconds|exercises/hints|zh/translated)\.yaml"
     r"|tutorials/(transcripts|recorder|exercises/answers|exercises/graders)/.*"
     r"|(.*/)?(__pycache__|\.[^/]*)(/.*)?"
 )
 TEXT = {".md", ".py", ".yaml", ".sh", ".txt"}
 COG = re.compile(r"^[ \t]*<!-- \[\[\[(cog.*?|end)\]\]\] -->\n", re.DOTALL | re.MULTILINE)
-LINK = re.compile(r"\]\(\.\./accel_demo/([\w/.]+)")
+LINK = re.compile(r"\]\(((?:\.\./)+)accel_demo/([\w/.]+)")
 
 
 def course_files() -> dict[str, bytes]:
@@ -37,7 +37,7 @@ def course_files() -> dict[str, bytes]:
         if path.suffix in TEXT:
             text = content.decode()
             if path.suffix == ".md":
-                for linked in LINK.findall(with_course_paths(text)):
+                for _, linked in LINK.findall(with_course_paths(text)):
                     files[f"source/{linked}"] = (PACKAGE / linked).read_bytes()
             content = with_course_paths(text, is_page=path.suffix == ".md").encode()
         files[name] = content
@@ -59,5 +59,5 @@ def with_course_paths(text: str, is_page: bool = False) -> str:
     """Change the paths of a text to those in the course's folder."""
     text = re.sub(r"accel_demo/(train(_\w+)?\.py)", r"\1", text)
     if is_page:
-        text = LINK.sub(r"](../source/\1", COG.sub("", text))
+        text = LINK.sub(r"](\1source/\2", COG.sub("", text))
     return text

@@ -1,0 +1,166 @@
+"""Test that each Chinese page shows what its English page shows, and says no less."""
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.pages.pages import TUTORIALS
+
+TOOLS = runpy.run_path(str(TUTORIALS / "translation.py"))
+COURSE = runpy.run_path(str(TUTORIALS / "course.py"))
+PAGES = TOOLS["translated_pages"]()
+CODE = re.compile(r"`([^`]+)`")
+LINK = re.compile(r"\]\(([^)]+)\)")
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+COG = [sys.executable, "-m", "cogapp", "-P", "-I", "tutorials", "--verbosity=0"]
+CHINESE = "[\u4e00-\u9fff]"
+
+
+def both(page):
+    """Return the texts of the English and of the Chinese page."""
+    return (TUTORIALS / page).read_text(), (TUTORIALS / "zh" / page).read_text()
+
+
+def pairs(page):
+    """Yield the English heading, and the prose of this section in both languages."""
+    english, chinese = map(TOOLS["sections"], both(page))
+    for (heading, part), translated in zip(english.items(), chinese.values(), strict=True):
+        yield heading, part, translated
+
+
+def shape(text):
+    """Return the level of each heading, and the number of blocks, list items and rows below it."""
+    marked = TOOLS["BLOCK"].sub(lambda block: "@" * bool(TOOLS["blocks"](block[0])), text)
+    marked = re.sub(r"\n{3,}", "\n\n", marked)
+    parts = re.split(r"^(#+) .*\n", marked, flags=re.MULTILINE)[1:]
+    kinds = ("^@$", r"^- ", r"^\d\. ", r"^\|", "^<details>$", "^$")
+    counts = [[len(re.findall(kind, part, re.MULTILINE)) for kind in kinds] for part in parts[1::2]]
+    return list(zip(parts[::2], counts, strict=True))
+
+
+def test_no_english_section_has_changed_since_its_translation():
+    if changed := list(TOOLS["to_translate_again"]()):
+        update = "afterwards, run: python tutorials/translation.py --record"
+        pytest.fail("\n".join([*changed, update]), pytrace=False)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_translation_has_the_same_headings_lists_tables_and_paragraphs(page):
+    english, chinese = map(shape, both(page))
+    headings = list(TOOLS["sections"](both(page)[0]))
+    for heading, *shapes in zip(headings, english, chinese, strict=True):
+        assert shapes[0] == shapes[1], heading
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_outputs_and_pictures_are_those_of_the_english_page(page):
+    english, chinese = map(TOOLS["blocks"], both(page))
+    assert [TOOLS["PICTURE"].sub(r"![](../\2)", block) for block in english] == [
+        TOOLS["PICTURE"].sub(r"![](\2)", block) for block in chinese
+    ]
+    assert not [block for block in TOOLS["BLOCK"].finditer(both(page)[1]) if block["fence"]]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_inline_code_and_numbers_are_those_of_the_english_section(page):
+    for heading, english, chinese in pairs(page):
+        assert codes(chinese) == codes(english), heading
+        assert numbers(chinese) == numbers(english), heading
+
+
+def codes(text):
+    return sorted({" ".join(code.split()) for code in CODE.findall(text)})
+
+
+def numbers(text):
+    return sorted(set(NUMBER.findall(LINK.sub("", CODE.sub("", text)))))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_link_leads_to_the_chinese_page_if_there_is_one(page):
+    for heading, english, chinese in pairs(page):
+        expected = sorted(map(in_chinese, LINK.findall(english)))
+        assert sorted(LINK.findall(chinese)) == expected, heading
+
+
+def in_chinese(target):
+    """Return the target of a link that a Chinese page has in place of an English page's target."""
+    path, _, anchor = target.partition("#")
+    if "://" in target or path not in PAGES:
+        return target if "://" in target else f"../{target}"
+    english, chinese = (list(TOOLS["sections"](text)) for text in both(path))
+    anchors = [[COURSE["anchor"](heading.lstrip("# ")) for heading in english]]
+    anchors += [[COURSE["anchor"](heading.lstrip("# ")) for heading in chinese]]
+    return f"{path}#{dict(zip(*anchors, strict=True))[anchor]}" if anchor else path
+
+
+@pytest.mark.parametrize("page", [*PAGES, "README.md"])
+def test_chinese_text_has_chinese_punctuation_and_spaces_around_latin_words(page):
+    text = TOOLS["BLOCK"].sub("", (TUTORIALS / "zh" / page).read_text())
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    shown = re.sub(r"[*\[\]]", "", CODE.sub("x", text))
+    assert re.findall(f".{{,9}}(?:{CHINESE}[a-z0-9]|[a-z0-9]{CHINESE}).{{,9}}", shown, re.I) == []
+    assert re.findall(f".{{,9}}{CHINESE}[,.:;?!(].{{,9}}", shown) == []
+    # Markdown shows stars between a letter and a punctuation mark, if the mark is inside.
+    bold = re.findall(r"(\w?)(?<!\*)\*\*([^*\n]+)\*\*(?=(\w?))", CODE.sub("`x`", text))
+    assert (
+        bold
+        and [
+            content
+            for before, content, after in bold
+            if (before and not content[0].isalnum()) or (after and not content[-1].isalnum())
+        ]
+        == []
+    )
+
+
+def test_a_translation_is_stale_if_a_block_of_the_english_page_changes(tmp_path):
+    page = "10_where_am_i.md"
+    (tmp_path / "tutorials" / "zh").mkdir(parents=True)
+    for name in ("translation.py", page, f"zh/{page}"):
+        shutil.copy(TUTORIALS / name, tmp_path / "tutorials" / name)
+    original = tmp_path / "tutorials" / page
+    command = [*COG, "--check", f"tutorials/zh/{page}"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
+    original.write_text(original.read_text().replace("received [0, 1]", "received [1, 0]"))
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 5
+
+
+def test_only_a_changed_section_has_to_be_translated_again(tmp_path):
+    """Other line breaks, and outputs, don't count."""
+    page = "10_where_am_i.md"
+    (tmp_path / "zh").mkdir()
+    for name in ("translation.py", page, f"zh/{page}"):
+        shutil.copy(TUTORIALS / name, tmp_path / name)
+
+    def translation(*arguments):
+        command = [sys.executable, "translation.py", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    assert translation("--record").returncode == 0
+    text = (tmp_path / page).read_text()
+    text = text.replace("received [0, 1]", "received [1, 0]").replace(
+        "Write down\n", "Write\ndown "
+    )
+    (tmp_path / page).write_text(text)
+    assert (translation().returncode, translation().stdout) == (
+        0,
+        "every translation is up to date\n",
+    )
+    (tmp_path / page).write_text(text.replace("First, train something", "Now train something"))
+    changed = 'translate "Run" of tutorials/10_where_am_i.md again, in tutorials/zh/'
+    assert (translation().returncode, translation().stdout) == (1, f"{changed}{page}\n")
+    assert translation("--record").returncode == 0
+    assert translation().returncode == 0
+
+
+def test_the_chinese_index_lists_every_page_in_the_order_of_the_course():
+    text = (TUTORIALS / "zh" / "README.md").read_text()
+    listed = re.findall(r"^\| \**\[(\d\d) [^]]*\]\(([^)]*)\)", text, re.MULTILINE)
+    names = [f"{name}.md" for name, _, _ in COURSE["COURSE"]["pages"]]
+    in_parts = sorted(names, key=lambda name: name[0])
+    assert listed == [(name[:2], name if name in PAGES else f"../{name}") for name in in_parts]
