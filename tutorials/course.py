@@ -124,18 +124,19 @@ def print_terms() -> None:
     names = {name[:2]: name for name, _, _ in COURSE["pages"]}
     print("| term | 术语 | meaning | page |\n|---|---|---|---|")
     for term, number, meaning in sorted(COURSE["terms"], key=lambda row: row[0].lower()):
-        chinese = COURSE["chinese"][term]
+        chinese, _ = COURSE["chinese"][term]
         print(f"| {term} | {chinese} | {meaning} | [{number}]({names[str(number)]}.md) |")
 
 
 def print_chinese_terms() -> None:
     """Print the Chinese glossary as a Markdown table, in the order of the pages."""
     names = {name[:2]: name for name, _, _ in COURSE["pages"]}
-    print("| 术语 | 英文 | 页面 |\n|---|---|---|")
+    print("| 术语 | 英文 | 释义 | 页面 |\n|---|---|---|---|")
     for term, number, _ in sorted(COURSE["terms"], key=lambda row: row[1]):
+        chinese, meaning = COURSE["chinese"][term]
         page = f"{names[str(number)]}.md"
         page = page if (TUTORIALS / "zh" / page).exists() else f"../{page}"
-        print(f"| {COURSE['chinese'][term]} | {term} | [{number}]({page}) |")
+        print(f"| {chinese} | {term} | {meaning} | [{number}]({page}) |")
 
 
 def print_questions() -> None:

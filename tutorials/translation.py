@@ -1,6 +1,6 @@
 """Copy code and outputs from English pages to their Chinese ones, and find what to translate again.
 
-python tutorials/translation.py             # list the English sections that changed since then
+python tutorials/translation.py             # list what has changed in the English pages since
 python tutorials/translation.py --record    # after translating them: store that this is done
 
 A Chinese page has only its prose. `next_block` prints everything else, so no command runs twice.
@@ -17,7 +17,7 @@ import yaml
 TUTORIALS = Path(__file__).resolve().parent
 CHINESE = TUTORIALS / "zh"
 RECORD = CHINESE / "translated.yaml"
-HEAD = "# Digests of the translated English sections: python tutorials/translation.py --record\n"
+HEAD = "# Digests of what has been translated: python tutorials/translation.py --record\n"
 # What a program wrote into the page, or else a block of code
 BLOCK = re.compile(
     r"^<!-- \[\[\[cog.*?\]\]\] -->\n(?P<generated>.*?)^<!-- \[\[\[end\]\]\] -->$"
@@ -67,33 +67,42 @@ def translated_pages() -> list[str]:
     return [name for name in names if (TUTORIALS / name).exists()]
 
 
-def digests(page: str) -> dict[str, str]:
-    """Map each heading of an English page to a digest of its prose, however lines are broken."""
-    parts = sections((TUTORIALS / page).read_text(encoding="utf-8"))
+def digests() -> dict[str, dict[str, str]]:
+    """Map each translated file to {heading, title or term: digest of the English text}.
+
+    In course.yaml, the texts are the questions of the pages and the meanings of the terms. Digests
+    don't depend on line breaks.
+    """
+    course = yaml.safe_load((TUTORIALS / "course.yaml").read_text(encoding="utf-8"))
+    texts = {"course.yaml": {name: text for name, _, text in (*course["pages"], *course["terms"])}}
+    for page in translated_pages():
+        texts[page] = sections((TUTORIALS / page).read_text(encoding="utf-8"))
     return {
-        heading.lstrip("# "): sha256(" ".join(part.split()).encode()).hexdigest()[:12]
-        for heading, part in parts.items()
+        file: {
+            name.lstrip("# "): sha256(" ".join(text.split()).encode()).hexdigest()[:12]
+            for name, text in parts.items()
+        }
+        for file, parts in texts.items()
     }
 
 
 def to_translate_again() -> Iterator[str]:
-    """Yield a line for each English section that has changed since its translation."""
+    """Yield a line for each English section, question or term that has changed since then."""
     recorded = yaml.safe_load(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    for page in translated_pages():
-        before, now = recorded.get(page, {}), digests(page)
-        for heading in [*now, *(before.keys() - now.keys())]:
-            if before.get(heading) != now.get(heading):
-                yield f'translate "{heading}" of tutorials/{page} again, in tutorials/zh/{page}'
+    for file, now in digests().items():
+        before = recorded.get(file, {})
+        for name in [*now, *(before.keys() - now.keys())]:
+            if before.get(name) != now.get(name):
+                yield f'translate "{name}" of tutorials/{file} again'
 
 
 def main() -> int:
-    """List the changed sections, or store the digests of all. Return the exit code."""
+    """List what has changed, or store the digests. Return the exit code."""
     changed = list(to_translate_again())
     print("\n".join(changed) if changed else "every translation is up to date")
     if sys.argv[1:] != ["--record"]:
         return bool(changed)
-    record = {page: digests(page) for page in translated_pages()}
-    text = yaml.safe_dump(record, allow_unicode=True, sort_keys=False)
+    text = yaml.safe_dump(digests(), allow_unicode=True, sort_keys=False)
     RECORD.write_text(HEAD + text, encoding="utf-8")
     return 0
 

@@ -154,8 +154,8 @@ def test_the_section_that_a_question_leads_to_contains_the_answer(row):
     assert row["says"] in " ".join(visible.split())
 
 
-def test_every_term_has_a_chinese_name():
+def test_every_term_has_a_chinese_name_and_meaning():
     terms = [term for term, *_ in COURSE["COURSE"]["terms"]]
     assert sorted(COURSE["COURSE"]["chinese"]) == sorted(terms)
-    for name in COURSE["COURSE"]["chinese"].values():
-        assert re.search(r"[\u4e00-\u9fff]", name)
+    for name, meaning in COURSE["COURSE"]["chinese"].values():
+        assert re.search(r"[\u4e00-\u9fff]", name) and meaning.endswith("。")

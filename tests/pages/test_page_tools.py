@@ -197,6 +197,22 @@ def test_a_changed_file_reruns_the_commands_that_read_it(small):
     assert_stale(regenerate(small, "--check"), ran=[])  # the earlier checks have stored the output
 
 
+def test_a_translation_copies_from_its_regenerated_page_and_runs_no_command(small):
+    shutil.copy(REPOSITORY / "tutorials" / "translation.py", small / "tutorials")
+    calls = "show(); show(); show(); show('两个词')"
+    imports = "from translation import next_block; show = next_block('page.md')"
+    translation = small / "tutorials" / "zh" / "page.md"
+    translation.parent.mkdir()
+    translation.write_text(f"<!-- [[[cog {imports}; {calls} ]]] -->\n{END}\n")
+    replace(small / "data.txt", "the data", "changed data")
+    assert regenerate(small, "tutorials/zh/page.md").ran == ALL  # once each, for a new file
+    text = translation.read_text()
+    assert "\nfrom changed data\n" in text and "![两个词](../drawn.svg)\n" in text
+    replace(small / "data.txt", "changed data", "the data")
+    stale = regenerate(small, "tutorials/zh/page.md", "--check")  # only what is on the page counts
+    assert stale.stdout.splitlines()[-1] == "stale: tutorials/page.md"
+
+
 def test_a_changed_file_that_no_command_reads_reruns_nothing(small):
     replace(small / "other_helper.py", "other", "third")
     assert_stale(regenerate(small, "--check"), ran=[])  # the page's diff shows this file
