@@ -14,6 +14,9 @@ from pathlib import Path
 
 import yaml
 
+from accel_demo.errors import one_line_errors
+from accel_demo.options import Parser
+
 TUTORIALS = Path(__file__).resolve().parent
 CHINESE = TUTORIALS / "zh"
 RECORD = CHINESE / "translated.yaml"
@@ -98,9 +101,12 @@ def to_translate_again() -> Iterator[str]:
 
 def main() -> int:
     """List what has changed, or store the digests. Return the exit code."""
+    parser = Parser(__doc__)
+    parser.add_argument("--record", action="store_true", help="store that all is translated")
+    record = parser.parse_args().record
     changed = list(to_translate_again())
     print("\n".join(changed) if changed else "every translation is up to date")
-    if sys.argv[1:] != ["--record"]:
+    if not record:
         return bool(changed)
     text = yaml.safe_dump(digests(), allow_unicode=True, sort_keys=False)
     RECORD.write_text(HEAD + text, encoding="utf-8")
@@ -108,4 +114,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with one_line_errors():
+        sys.exit(main())
