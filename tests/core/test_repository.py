@@ -80,7 +80,10 @@ def files_with_text() -> list[Path]:
     tutorials = REPOSITORY / "tutorials"
     files = [*PACKAGE.rglob("*.py"), *(REPOSITORY / "benchmarks").glob("*.py")]
     files += [*(tutorials / "exercises" / "graders").glob("*.py"), tutorials / "40_record.py"]
-    return files + [tutorials / f"{name}.py" for name in ("page_tools", "course", "command_cache")]
+    return files + [
+        tutorials / f"{name}.py"
+        for name in ("page_tools", "course", "command_cache", "translation")
+    ]
 
 
 def test_text_files_have_the_same_encoding_on_every_system():
