@@ -388,7 +388,8 @@ def test_the_prediction_follows_from_the_recorded_intervals():
     assert list(every_row) == [name for name in LOSS.RUNS if name not in rows]
     for name, row in every_row.items():
         low, high = map(float, row[4].split(" – "))
-        assert low > 0 if "DiLoCo" in name else low < 0 < high
+        is_worse = "DiLoCo" in name and "lr 0.1" not in name
+        assert low > 0 if is_worse else low < 0 < high
     assert max(losses().items(), key=lambda item: float(item[1][1]))[0] == "DiLoCo, H = 4"
     for name, text in (
         ("bf16", "half the"),
@@ -471,15 +472,16 @@ def test_the_fractions_of_the_bytes_are_those_of_the_first_table():
     rows = [row for row in table_rows(PAGE.name, cells=5) if row[2] == "to the byte"]
     less = {row[0]: float(row[4]) for row in rows}
     assert f"rank 4: {less['PowerSGD, rank 4']} times fewer bytes" in TEXT
+    whole = 1 / (0.1 + 0.9 / less["PowerSGD, rank 4"])
+    assert f"1 / (0.1 + 0.9 / {less['PowerSGD, rank 4']}) = {whole:.1f} times fewer" in TEXT
     assert f"| *H* = 16, 1/{less['LocalSGD']:.0f} of the bytes" in TEXT
 
 
 def test_the_megabytes_of_the_losses_are_those_of_two_epochs():
     model, steps = send_less.make_model(), 2 * (12_000 // (2 * send_less.BATCH))
     for name, row in losses().items():
-        method, every = LOSS.RUNS[name]
+        method, every, *_ = LOSS.RUNS[name]
         assert row[0] == f"{PROGRAM.bytes_sent(method, model, steps, every) / 1e6:.1f}"
-    assert f"with *H* = 4, there are {-(-steps // 4)}, and" in TEXT
 
 
 def test_an_outer_optimizer_with_momentum_multiplies_a_steady_movement_by_7():
