@@ -1,0 +1,69 @@
+"""Configure Sphinx, which makes the site from the Markdown files as they are.
+
+The source folder is the repository, so links between the files lead to the same files on the site.
+"""
+
+from pathlib import Path
+
+import yaml
+
+REPOSITORY = Path(__file__).parents[1]
+COURSE = yaml.safe_load((REPOSITORY / "tutorials/course.yaml").read_text(encoding="utf-8"))
+
+project = html_title = "accel-demo"
+root_doc = "README"
+include_patterns = [
+    "*.md",
+    "tutorials/*.md",
+    "tutorials/pitfalls/*.md",
+    "accelerate_configs/*.md",
+    "accel_demo/*/*.md",
+    "benchmarks/*.md",
+    "docs/*.md",
+]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+
+myst_heading_anchors = 6  # links such as page.md#section, with GitHub's names of sections
+myst_enable_extensions = ["html_image"]  # also copies pictures in <img>
+
+default_role = "code"  # of `names` in docstrings
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # PyTorch's docstrings link to its own pages
+
+html_theme = "furo"
+html_static_path = ["site.css", "predict.js"]
+html_css_files = ["site.css"]
+html_js_files = [("predict.js", {"defer": "defer"})]
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False
+html_show_search_summary = False  # it would fetch pages, which a browser refuses for file://
+
+
+def setup(app):
+    app.connect("source-read", add_contents)
+    app.connect("build-finished", forward_index)
+
+
+def add_contents(app, name, source):
+    """Append the table of contents in the sidebar to the first page."""
+    if name != root_doc:
+        return
+    source[0] += contents("The course", ["tutorials/README"])
+    for number, title in COURSE["parts"].items():
+        pages = [page for page, *_ in COURSE["pages"] if page.startswith(str(number))]
+        source[0] += contents(f"{number} · {title}", [f"tutorials/{page}" for page in pages])
+    source[0] += contents("The package", ["tutorials/pitfalls/README", "accel_demo/*/README"])
+    others = ["docs/*", "accelerate_configs/*", "benchmarks/*", "tutorials/SKILL", "CON*", "CHANGE*"]
+    source[0] += contents("More", others)
+
+
+def contents(caption: str, patterns: list[str]) -> str:
+    entries = "\n".join(patterns)
+    return f"\n\n```{{toctree}}\n:hidden:\n:glob:\n:caption: {caption}\n\n{entries}\n```\n"
+
+
+def forward_index(app, error):
+    page = f'<!doctype html><meta http-equiv="refresh" content="0; url={root_doc}.html">'
+    (Path(app.outdir) / "index.html").write_text(page, encoding="utf-8")
