@@ -9,6 +9,27 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[1]
 COURSE = yaml.safe_load((REPOSITORY / "tutorials/course.yaml").read_text(encoding="utf-8"))
+MODULES = [  # in docs/api.md
+    "processes.group",
+    "processes.devices",
+    "processes.connect",
+    "processes.environment",
+    "processes.launch",
+    "processes.launch_checks",
+    "data",
+    "batches",
+    "models",
+    "config",
+    "options",
+    "show",
+    "wording",
+    "errors",
+    "files",
+    "lab.measurements",
+    "anatomy.batch_norm",
+    "anatomy.ring",
+    "anatomy.data_parallel.phases",
+]
 
 project = html_title = "accel-demo"
 root_doc = "README"
@@ -28,6 +49,7 @@ myst_enable_extensions = ["html_image"]  # also copies pictures in <img>
 
 default_role = "code"  # of `names` in docstrings
 autodoc_default_options = {"members": True}
+add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False  # PyTorch's docstrings link to its own pages
 
@@ -43,6 +65,7 @@ html_show_search_summary = False  # it would fetch pages, which a browser refuse
 
 def setup(app):
     app.connect("source-read", add_contents)
+    app.connect("source-read", add_modules)
     app.connect("build-finished", forward_index)
 
 
@@ -50,18 +73,27 @@ def add_contents(app, name, source):
     """Append the table of contents in the sidebar to the first page."""
     if name != root_doc:
         return
-    source[0] += contents("The course", ["tutorials/README"])
+    source[0] += contents("The course", ["tutorials/README", "tutorials/pitfalls/README"])
     for number, title in COURSE["parts"].items():
         pages = [page for page, *_ in COURSE["pages"] if page.startswith(str(number))]
         source[0] += contents(f"{number} · {title}", [f"tutorials/{page}" for page in pages])
-    source[0] += contents("The package", ["tutorials/pitfalls/README", "accel_demo/*/README"])
-    others = ["docs/*", "accelerate_configs/*", "benchmarks/*", "tutorials/SKILL", "CON*", "CHANGE*"]
-    source[0] += contents("More", others)
+    reference = ["accel_demo/*/README", "docs/api", "accelerate_configs/README"]
+    source[0] += contents("The package", [*reference, "benchmarks/BENCHMARKS", "tutorials/SKILL"])
+    source[0] += contents("The project", ["CONTRIBUTING", "CHANGELOG"])
 
 
 def contents(caption: str, patterns: list[str]) -> str:
     entries = "\n".join(patterns)
     return f"\n\n```{{toctree}}\n:hidden:\n:glob:\n:caption: {caption}\n\n{entries}\n```\n"
+
+
+def add_modules(app, name, source):
+    """Append a section for each module to the page of functions and classes."""
+    if name != "docs/api":
+        return
+    for module in MODULES:
+        directive = f"```{{eval-rst}}\n.. automodule:: accel_demo.{module}\n```\n"
+        source[0] += f"\n## `accel_demo.{module}`\n\n{directive}"
 
 
 def forward_index(app, error):
