@@ -1,6 +1,4 @@
 // Ask for the reader's prediction, and show the results after it. Without JavaScript, all is shown.
-"use strict";
-
 const question = document.getElementById("predict");
 const answer = [...document.querySelectorAll("#predict ~ section strong")].find(
   strong => strong.textContent.startsWith("Your prediction"));
@@ -10,10 +8,12 @@ document.querySelectorAll("[role=heading]").forEach(caption => { caption.ariaLev
 
 function ask() {
   const form = makeForm(), results = findResults();
-  const show = isShown => results.forEach(element => { element.hidden = !isShown; });
+  const show = isShown => {
+    results.forEach(element => { element.hidden = !isShown; });
+    makeScrollable();
+  };
   const commit = prediction => {
     show(true);
-    makeScrollable();
     form.replaceWith(sentence(prediction, 'The results are in <a href="#see">See</a>. '));
     answer.closest("p").before(sentence(prediction));
   };
@@ -21,31 +21,30 @@ function ask() {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!results.some(element => element.contains(target))) return;
     show(true);
-    makeScrollable();
     target.scrollIntoView();
   };
   question.append(form);
   form.addEventListener("submit", event => {
     event.preventDefault();
     const prediction = new FormData(form).get("prediction");
-    try { localStorage.setItem(location.pathname, prediction); } catch { /* not allowed here */ }
     commit(prediction);
+    try { localStorage[location.pathname] = prediction; } catch { /* ask again next time */ }
     question.querySelector(".prediction").focus(); // a screen reader reads it
   });
   show(false);
   addEventListener("hashchange", showTarget);
-  let earlier = null;
-  try { earlier = localStorage.getItem(location.pathname); } catch { /* not allowed here */ }
-  if (earlier) commit(earlier);
-  else showTarget();
+  showTarget();
+  try { // a browser may forbid storage for file://
+    if (localStorage[location.pathname]) commit(localStorage[location.pathname]);
+  } catch { /* ask again */ }
 }
 
 // Return a form with the options of the question, or with a field for text if it has none.
 function makeForm() {
   const form = document.createElement("form");
-  form.innerHTML = "<fieldset><legend>Your prediction</legend></fieldset><button>Show the results</button>";
-  const lists = [...question.querySelectorAll("ul")];
-  const options = lists.find(list => list.textContent.trim().startsWith("(a)"));
+  form.innerHTML = "<fieldset><legend>Prediction</legend></fieldset><button>Show results</button>";
+  const lists = question.querySelectorAll("ul");
+  const options = [...lists].find(list => list.textContent.trim().startsWith("(a)"));
   if (!options) form.firstChild.innerHTML +=
     '<textarea name="prediction" rows="3" required aria-label="Your prediction"></textarea>';
   for (const option of options?.children ?? []) {
@@ -59,28 +58,24 @@ function makeForm() {
   return form;
 }
 
-// Find the section "See", those after it, their entries in the contents, and outputs before it.
+// Find the section "See", those after it, outputs before it, and entries in the table of contents.
 function findResults() {
-  const after = [...document.querySelectorAll("#predict ~ section")];
-  const see = after.findIndex(section => section.id === "see"), sections = after.slice(see);
+  const sections = [...document.querySelectorAll("#see, #see ~ section")];
+  const outputs = document.querySelectorAll("#predict ~ * :is(.highlight-text, .table-wrapper)");
   const entries = [...document.querySelectorAll(".toc-tree li")].filter(
     entry => sections.some(section => entry.querySelector("a").hash === `#${section.id}`));
-  const before = after.slice(0, see).map(
-    section => [...section.querySelectorAll(".highlight-text, .table-wrapper")]);
-  return [...sections, ...entries, ...before.flat()];
+  return [...sections, ...outputs, ...entries];
 }
 
 function sentence(prediction, before = "") {
   const paragraph = document.createElement("p");
-  paragraph.className = "prediction";
-  paragraph.tabIndex = -1;
-  paragraph.innerHTML = `${before}You predicted: <q></q>`;
+  const innerHTML = `${before}You predicted: <q></q>`;
+  Object.assign(paragraph, { className: "prediction", tabIndex: -1, innerHTML });
   paragraph.querySelector("q").textContent = prediction;
   return paragraph;
 }
 
 function makeScrollable() { // with the arrow keys
-  for (const block of document.querySelectorAll("pre, .table-wrapper")) {
-    if (block.scrollWidth > block.clientWidth) block.tabIndex = 0;
-  }
+  document.querySelectorAll("pre, .table-wrapper").forEach(
+    block => { if (block.scrollWidth > block.clientWidth) block.tabIndex = 0; });
 }

@@ -394,17 +394,25 @@ def chromium(tmp_path_factory):
 def open_page(chromium):
     """`open_page(file, width=1280)` opens an HTML file and returns the Playwright page.
 
-    After the test, the fixture asserts that the page has requested no other file, written nothing
-    to the browser's console and raised no error.
+    `site` is the folder whose files the page may request, and `anchor` a section to open. After the
+    test, the fixture asserts that the page has requested no other file, written nothing to the
+    browser's console and raised no error.
     """
     pages, problems = [], []
 
-    def open_page(file: Path, width: int = 1280, height: int = 900):
+    def open_page(
+        file: Path,
+        width: int = 1280,
+        height: int = 900,
+        site: Path | None = None,
+        anchor: str = "",
+    ):
         page, own_url = chromium.new_page(), Path(file).resolve().as_uri()
         pages.append(page)
 
         def only_own_url(route):
-            if route.request.url == own_url:
+            url = route.request.url
+            if url == own_url or site and url.startswith(f"{site.resolve().as_uri()}/"):
                 route.continue_()
             else:
                 problems.append(f"requested {route.request.url}")
@@ -414,7 +422,7 @@ def open_page(chromium):
         page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: problems.append(f"error: {error}"))
         page.set_viewport_size({"width": width, "height": height})
-        page.goto(own_url)
+        page.goto(own_url + anchor)
         return page
 
     yield open_page

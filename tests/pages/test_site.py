@@ -1,0 +1,200 @@
+"""Build the site as CONTRIBUTING.md says, and use it in Chromium, from files and offline."""
+
+import re
+import shlex
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from tests.conftest import BIN, REPOSITORY
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+COMMAND = "sphinx-build -W -c docs -d build/doctrees . build/site"
+WITH_OPTIONS, WITH_TEXT = "tutorials/46_send_less.html", "tutorials/22_ddp.html"
+TYPICAL = ["README.html", "tutorials/10_where_am_i.html", WITH_TEXT, WITH_OPTIONS]
+VIEWS = [(390, "dark", True), (1280, "light", False)]
+WIDER_THAN_SCREEN = "document.documentElement.scrollWidth > innerWidth"
+SEVERE = """async () => (await axe.run({ preload: false })).violations
+    .filter(found => ["serious", "critical"].includes(found.impact))
+    .map(found => `${found.id}: ${found.nodes.map(node => node.html).join(" ")}`)"""
+
+
+def run_sphinx(command: str, folder: Path) -> subprocess.CompletedProcess:
+    words = shlex.split(command.replace("build/", f"{folder}/"))
+    program = [sys.executable, BIN / words[0], *words[1:]]
+    return subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder with the site."""
+    folder = tmp_path_factory.mktemp("build")
+    result = run_sphinx(COMMAND, folder)
+    assert result.returncode == 0, result.stderr
+    return folder / "site"
+
+
+@pytest.fixture
+def opened(open_page, site):
+    """`opened(name)` opens a page of the site. After the test, the browser forgets predictions."""
+    pages = []
+
+    def opened(name: str, width: int = 1280, theme: str = "light", anchor: str = ""):
+        page = open_page(site / name, width, site=site, anchor=anchor)
+        page.emulate_media(color_scheme=theme)
+        pages.append(page)
+        return page
+
+    yield opened
+    for page in pages:
+        page.evaluate("localStorage.clear()")
+
+
+def test_the_documentation_has_the_command():
+    assert COMMAND in (REPOSITORY / "README.md").read_text()
+    assert COMMAND in (REPOSITORY / "CONTRIBUTING.md").read_text()
+
+
+def test_a_link_to_a_missing_section_stops_the_build(tmp_path):
+    (tmp_path / "README.md").write_text("# Title\n\n[link](README.md#no-such-section)\n")
+    result = run_sphinx(COMMAND.replace(" . ", f" {tmp_path} "), tmp_path)
+    assert result.returncode == 1
+    assert "no-such-section" in result.stderr
+
+
+def test_every_link_leads_to_a_file_and_a_section_of_the_site(site):
+    pages = {path: read_links(path) for path in site.rglob("*.html")}
+    assert len(pages) > 40
+    for path, page in pages.items():
+        for link in page.links:
+            if re.match(r"[a-z]+:", link):
+                assert link.startswith(("https://", "http://")), (path, link)
+                continue
+            name, _, section = link.partition("#")
+            target = (path.parent / unquote(name.partition("?")[0])).resolve() if name else path
+            assert target.is_file() and target.is_relative_to(site.resolve()), (path, link)
+            assert not section or unquote(section) in pages[target].names, (path, link)
+
+
+class Links(HTMLParser):
+    """The links of a page, the files that it loads, and the names that a link can end with."""
+
+    def __init__(self):
+        super().__init__()
+        self.links, self.names = set(), {""}
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.links |= {values[name] for name in ("href", "src") if values.get(name)}
+        self.names.add(values.get("id"))
+
+
+def read_links(path: Path) -> Links:
+    links = Links()
+    links.feed(path.read_text(encoding="utf-8"))
+    return links
+
+
+def test_every_page_opens_on_a_phone_and_asks_for_a_prediction_if_it_has_an_answer(opened, site):
+    with_answer, asking = set(), set()
+    for markdown in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "tutorials").glob("*.md")]:
+        name = str(markdown.relative_to(REPOSITORY).with_suffix(".html"))
+        if "\n**Your prediction**" in markdown.read_text():
+            with_answer.add(name)
+    names = [str(path.relative_to(site)) for path in site.rglob("*.html")]
+    page = opened("README.html", width=390)
+    for name in names:
+        page.goto((site / name).as_uri())
+        assert not page.evaluate(WIDER_THAN_SCREEN), name
+        assert name == "CONTRIBUTING.html" or "[[[cog" not in page.inner_text("body"), name
+        if page.locator("#predict form").count():
+            asking.add(name)
+            assert "Your prediction" not in page.inner_text("article"), name
+    assert with_answer == asking and len(asking) > 30
+
+
+@pytest.mark.parametrize(("width", "theme", "predicts"), VIEWS)
+@pytest.mark.parametrize("name", TYPICAL)
+def test_axe_finds_nothing_severe(opened, name, width, theme, predicts):
+    from axe_playwright_python.base import AXE_SCRIPT
+
+    page = opened(name, width, theme)
+    page.evaluate(AXE_SCRIPT)
+    if predicts and name != "README.html":
+        predict(page)
+    assert not page.evaluate(WIDER_THAN_SCREEN)
+    assert page.evaluate(SEVERE) == []
+
+
+def test_the_background_follows_the_theme_of_the_system(opened):
+    color = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    assert max(opened("README.html", theme="dark").evaluate(color)) < 64
+    assert min(opened("README.html", theme="light").evaluate(color)) > 192
+
+
+def predict(page):
+    """Predict with the keyboard."""
+    field = page.locator("#predict form [name=prediction]")
+    field.first.focus()
+    if field.count() > 1:
+        page.keyboard.press("ArrowDown")
+    else:
+        page.keyboard.type("(b) my answer")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+
+
+@pytest.mark.parametrize("name", [WITH_OPTIONS, WITH_TEXT])
+def test_the_results_are_hidden_until_the_reader_has_predicted(opened, name):
+    page = opened(name)
+    results = [
+        page.locator("#see"),
+        page.locator("#why"),
+        page.get_by_text("Your prediction", exact=True),
+    ]
+    page.click("#predict form button")  # without a prediction
+    assert page.locator("#run").is_visible()
+    assert not any(result.first.is_visible() for result in results)
+    predict(page)
+    assert all(result.first.is_visible() for result in results)
+    assert "You predicted: (b)" in page.locator(".prediction").nth(1).inner_text()
+    assert "You predicted: (b)" in page.evaluate("document.activeElement.innerText")
+    page.reload()
+    assert page.locator(".prediction").nth(1).is_visible()
+    assert page.locator("#predict form").count() == 0
+
+
+def test_outputs_before_the_section_see_are_hidden_too(opened):
+    page = opened("tutorials/11_from_one_process_to_many.html")
+    outputs = page.locator("#run .highlight-text")
+    assert outputs.count() == 3 and not outputs.first.is_visible()
+    predict(page)
+    assert outputs.first.is_visible()
+
+
+def test_a_link_to_a_section_shows_it_without_a_prediction(opened):
+    assert opened(WITH_TEXT, anchor="#common-mistakes").locator("#common-mistakes").is_visible()
+    page = opened("tutorials/50_when_it_hangs.html")
+    page.click("#run a[href='#on-your-script']")
+    page.wait_for_selector("#on-your-script", state="visible")
+
+
+def test_without_javascript_everything_is_shown(opened, chromium):
+    page = opened(WITH_OPTIONS)
+    session = chromium.new_cdp_session(page)
+    session.send("Emulation.setScriptExecutionDisabled", {"value": True})
+    page.reload()
+    assert page.locator("#see").is_visible() and page.locator("#predict ul").nth(1).is_visible()
+    assert page.locator("form fieldset").count() == 0
+
+
+def test_the_search_finds_a_term(opened):
+    page = opened("tutorials/10_where_am_i.html")
+    page.fill("input[name=q]", "straggler")
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="40 · Where the time goes").nth(1).wait_for()
+    assert "search.html" in page.url
