@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import BIN, REPOSITORY
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
-COMMAND = "sphinx-build -W -c docs -d build/doctrees . build/site"
+COMMAND = "sphinx-build -W -E -c docs -d build/doctrees . build/site"
 WITH_OPTIONS, WITH_TEXT = "tutorials/46_send_less.html", "tutorials/22_ddp.html"
 TYPICAL = ["README.html", "tutorials/10_where_am_i.html", WITH_TEXT, WITH_OPTIONS]
 VIEWS = [(390, "dark", True), (1280, "light", False)]
