@@ -37,6 +37,7 @@ include_patterns = [
     "*.md",
     "tutorials/*.md",
     "tutorials/pitfalls/*.md",
+    "tutorials/zh/*.md",
     "accelerate_configs/*.md",
     "accel_demo/*/*.md",
     "benchmarks/*.md",
@@ -77,6 +78,7 @@ def add_contents(app, name, source):
     for number, title in COURSE["parts"].items():
         pages = [page for page, *_ in COURSE["pages"] if page.startswith(str(number))]
         source[0] += contents(f"{number} · {title}", [f"tutorials/{page}" for page in pages])
+    source[0] += contents("中文", ["tutorials/zh/README", "tutorials/zh/[0-9]*"])
     reference = ["accel_demo/*/README", "docs/api", "accelerate_configs/README"]
     source[0] += contents("The package", [*reference, "benchmarks/BENCHMARKS", "tutorials/SKILL"])
     source[0] += contents("The project", ["CONTRIBUTING", "CHANGELOG"])
