@@ -207,10 +207,8 @@ class CommandLine(Parser):
                 choices = field.metadata["choices"]
                 metavar = None if choices else cast(type, field.type).__name__.upper()
                 if field.name == "dataset":  # too many names for one line of the usage
-                    metavar, help = (
-                        "NAME",
-                        help.replace("train on", f"train on: {', '.join(DATASETS)}"),
-                    )
+                    metavar = "NAME"
+                    help = help.replace("train on", f"train on: {', '.join(DATASETS)}")
                 self.add_argument(
                     flag,
                     type=field.type,

@@ -13,7 +13,7 @@ PAGE, LOCAL_PAGE = "22_ddp", "46_send_less"
 # The error of the forward pass after a backward pass that DDP could not finish
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 # Local steps look like these mistakes until the first average
-MORE_STEPS = " If you train with local steps, let the audit see more steps: --steps."
+MORE_STEPS = " If you train with local steps, let the audit see an average: --steps, --batches."
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
