@@ -76,6 +76,7 @@ def test_a_false_output_is_stale_and_no_other_output_is(start, tmp_path):
 AFTER_AN_ERROR = """
 import os, socket, time
 from datetime import timedelta
+from pathlib import Path
 from IPython.core.interactiveshell import InteractiveShell
 from accelerate import Accelerator, InitProcessGroupKwargs, notebook_launcher
 from accel_demo.processes.launch import free_port
@@ -85,9 +86,15 @@ def fails():
     raise ValueError("a mistake in train")
 
 def connects():
-    if os.environ["RANK"] == "0":
-        time.sleep(2)  # so that rank 1 reads rank 0's old address, if there is one
-    limit = InitProcessGroupKwargs(timeout=timedelta(seconds=5))  # the default is 30 minutes
+    starts = Path(__file__).with_name("starts")
+    if os.environ["RANK"] == "1":
+        starts.touch()
+    else:
+        while not starts.exists():
+            time.sleep(0.1)
+        time.sleep(5)  # so that rank 1 reads rank 0's old address, if there is one
+        starts.unlink()
+    limit = InitProcessGroupKwargs(timeout=timedelta(seconds=10))  # the default is 30 minutes
     Accelerator(cpu=True, kwargs_handlers=[limit]).print("connected", flush=True)
 
 def is_used(port):
