@@ -60,6 +60,7 @@ def main(arguments: list[str]) -> int:
             [network.address(node) for node in range(options.nodes)],
             meeting_port(options.port, network),
             options.elastic,
+            options.slurm_variables,
         )
         commands = [launches.commands_for(options.command, plan, n) for n in range(plan.nodes)]
         events = events_of(options)
@@ -129,6 +130,9 @@ def make_parser() -> Parser:
     add("--restart-after", type=float, metavar="S", help=help)
     help = "go on with fewer nodes if one fails: torchrun --nnodes 1:N"
     add("--elastic", action="store_true", help=help)
+    help = "set the variables of Slurm's srun: for each process of a Python script that reads "
+    help += "SLURM_PROCID, or for one launcher per node"
+    add("--slurm-variables", action="store_true", help=help)
     help = "if no node prints a line for S seconds, say what was seen so far (default: 60)"
     add("--silence", type=float, default=60, metavar="S", help=help)
     help = "port of node 0 on which the nodes meet (default: any free port)"
@@ -209,7 +213,8 @@ def print_commands(node: Node, commands: list[tuple[list[str], dict]]) -> None:
     address = node.network.address(node.rank)
     line = f"node {node.rank} ({address}): {shlex.join(commands[0][0])}"
     if len(commands) > 1:
-        line += f"  # ranks {', '.join(variables['RANK'] for _, variables in commands)}"
+        name = "SLURM_PROCID" if "SLURM_PROCID" in commands[0][1] else "RANK"
+        line += f"  # ranks {', '.join(variables[name] for _, variables in commands)}"
     display(line)
 
 

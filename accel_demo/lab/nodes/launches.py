@@ -1,6 +1,6 @@
 """What to type on each node: the reader's own launch, with the flags that differ between nodes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accel_demo.errors import UserError
@@ -28,6 +28,7 @@ class Plan:
     addresses: list[str]  # of each node
     port: int
     elastic: bool = False
+    slurm: bool = False  # set the variables of Slurm's `srun`
 
     @property
     def address(self) -> str:
@@ -54,8 +55,9 @@ def commands_for(command: list[str], plan: Plan, node: int) -> list[tuple[list[s
 
     `{node}` in the command is replaced by the node's rank. A launcher gets flags for its node, in
     front of the reader's own flags, which take precedence. A Python script is started once per
-    process, with the variables that a launcher would set. Everything else is started once, with
-    variables from which a torchrun inside it reads its flags.
+    process, with the variables that a launcher would set, or those of `srun` if `plan.slurm` is
+    true. Everything else is started once, with variables from which a torchrun inside it reads its
+    flags.
     """
     words = [word.replace("{node}", str(node)) for word in command]
     shared = {
@@ -68,10 +70,13 @@ def commands_for(command: list[str], plan: Plan, node: int) -> list[tuple[list[s
     kind, place = launcher_in(words)
     if kind == "python":
         check_not_elastic(plan, "python")
+        variables = slurm_variables if plan.slurm else rank_variables
         return [
-            (words, shared | rank_variables(plan, node, local))
+            (words, shared | variables(plan, node, local))
             for local in range(plan.processes_per_node)
         ]
+    if plan.slurm:
+        shared |= slurm_variables(replace(plan, processes_per_node=1), node, 0)
     if kind == "torchrun":
         if "--standalone" in words:
             raise UserError("--standalone connects only the processes of one node. Leave it out.")
@@ -154,6 +159,35 @@ def rank_variables(plan: Plan, node: int, local_rank: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(plan.processes_per_node),
         "GROUP_RANK": str(node),
     }
+
+
+def slurm_variables(plan: Plan, node: int, local_rank: int) -> dict[str, str]:
+    """Return the variables that `srun` sets for a task.
+
+    Source: https://slurm.schedmd.com/srun.html
+    """
+    nodes, tasks = ",".join(plan.addresses), plan.processes_per_node
+    variables = {
+        "PROCID": node * tasks + local_rank,
+        "LOCALID": local_rank,
+        "NODEID": node,
+        "NTASKS": plan.processes,
+        "NPROCS": plan.processes,
+        "STEP_NUM_TASKS": plan.processes,
+        "NTASKS_PER_NODE": tasks,
+        "TASKS_PER_NODE": f"{tasks}(x{plan.nodes})" if plan.nodes > 1 else tasks,
+        "NNODES": plan.nodes,
+        "JOB_NUM_NODES": plan.nodes,
+        "JOB_NODELIST": nodes,
+        "NODELIST": nodes,
+        "STEP_NODELIST": nodes,
+        "LAUNCH_NODE_IPADDR": plan.address,
+        "JOB_ID": 1,
+        "JOBID": 1,
+        "STEP_ID": 0,
+    }
+    named = {f"SLURM_{name}": str(value) for name, value in variables.items()}
+    return named | {"SLURMD_NODENAME": plan.addresses[node]}
 
 
 def check_not_elastic(plan: Plan, launcher: str) -> None:
