@@ -19,7 +19,9 @@ def main() -> None:
     total = torch.tensor([dist.get_rank()])
     dist.all_reduce(total)
     node = os.environ["SLURMD_NODENAME"]
-    print(f"rank {dist.get_rank()} of {dist.get_world_size()} on {node}, sum {total.item()}\n", end="")
+    print(
+        f"rank {dist.get_rank()} of {dist.get_world_size()} on {node}, sum {total.item()}\n", end=""
+    )
     dist.destroy_process_group()
 
 

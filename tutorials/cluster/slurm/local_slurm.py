@@ -94,7 +94,8 @@ def start(folder: Path, port: int) -> None:
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid"}
     files |= {"log-file": "munged.log", "seed-file": "munge.seed"}
-    run("munged", *(f"--{option}={folder / name}" for option, name in files.items()))
+    # --force: also if only this user may enter the folder
+    run("munged", "--force", *(f"--{option}={folder / name}" for option, name in files.items()))
     run("slurmctld")
     for node in NODES:
         run("slurmd", "-N", node)

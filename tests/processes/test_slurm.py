@@ -1,0 +1,198 @@
+"""The batch scripts, under a real Slurm cluster on this machine."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from accel_demo.lab.nodes import launches
+from accel_demo.processes.environment import environment_for
+from tests.conftest import BIN, REPOSITORY
+
+FOLDER = REPOSITORY / "tutorials/cluster/slurm"
+LOCAL_SLURM = [sys.executable, str(FOLDER / "local_slurm.py")]
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.sbatch"))
+SMALL = "--train-samples 512 --test-samples 200 --epochs 1".split()
+DAEMONS = {"munged", "slurmctld", "slurmd", "slurmstepd"}
+
+
+def run(command, **environment) -> str:
+    """Run a command that must succeed, and return what it prints."""
+    result = subprocess.run(
+        command, env=environment_for(environment), capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def daemons() -> set[int]:
+    return {each.pid for each in psutil.process_iter(["name"]) if each.info["name"] in DAEMONS}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A cluster of two nodes, and a written course in which its jobs run."""
+    if not all(shutil.which(name) for name in ("munged", "slurmctld", "slurmd")):
+        pytest.skip("needs the packages slurm-wlm and munge")
+    before = daemons()
+    folder = tmp_path_factory.mktemp("slurm") / "cluster"
+    printed = run([*LOCAL_SLURM, "up", "--folder", str(folder)])
+    variables = {"SLURM_CONF": printed.strip().removeprefix("export SLURM_CONF=")}
+    variables |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    variables |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    course = folder.parent / "course"
+    run([BIN / "accel-demo", "init", str(course)])
+    yield Cluster(course, variables)
+    run([*LOCAL_SLURM, "down", "--folder", str(folder)])
+    assert daemons() == before and not folder.exists()
+
+
+class Cluster:
+    def __init__(self, course: Path, variables: dict[str, str]):
+        self.course, self.variables = course, variables
+
+    def run(self, *command: str) -> str:
+        return run(command, **self.variables)
+
+    def submit(self, script: str, *arguments: str) -> str:
+        """Submit a batch script in the course's folder, and return the job's number."""
+        flags = ["--parsable", f"--chdir={self.course}", f"--output={self.course}/%j.txt"]
+        return self.run("sbatch", *flags, str(FOLDER / script), *arguments).strip()
+
+    def printed(self, job: str) -> str:
+        file = self.course / f"{job}.txt"
+        return file.read_text(encoding="utf-8") if file.exists() else ""
+
+    def wait(self, job: str, text: str | None = None, seconds: float = 100) -> str:
+        """Wait until the job has printed a text or has ended. Return what it printed."""
+        deadline = time.monotonic() + seconds
+        while text is None or text not in self.printed(job):
+            state = self.run("squeue", "--noheader", "--format=%T", "--jobs", job).strip()
+            if state in ("", "COMPLETED", "FAILED"):
+                break
+            assert time.monotonic() < deadline, f"job {job} is {state}: {self.printed(job)}"
+            time.sleep(0.2)
+        printed = self.printed(job)
+        assert text is None or text in printed, printed
+        return printed
+
+    def state(self, job: str, name: str) -> str:
+        """Return a value of `scontrol show job`."""
+        shown = self.run("scontrol", "show", "job", job)
+        [value] = re.findall(rf"\b{name}=(\S+)", shown)
+        return value
+
+    def weights(self, run: str) -> str:
+        return hashlib.sha256((self.course / run / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("script", ["nodes", "accelerate", "tasks"])
+def test_two_nodes_train_together_with_each_launcher(script, cluster):
+    job = cluster.submit(f"{script}.sbatch", *SMALL, "--run-dir", f"runs/{script}")
+    printed = cluster.wait(job)
+    assert "4 processes on cpu" in printed and "done: " in printed, printed
+    assert cluster.state(job, "NodeList") == "127.0.0.[1-2]"
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_one_node_trains_with_two_processes(cluster):
+    printed = cluster.wait(cluster.submit("one_node.sbatch", *SMALL, "--run-dir", "runs/one"))
+    assert "2 processes on cpu" in printed and "done: " in printed, printed
+
+
+@pytest.mark.system
+@pytest.mark.timeout(400)
+def test_a_preempted_job_is_requeued_and_ends_with_the_bits_of_an_uninterrupted_one(cluster):
+    """A requeued job would wait two minutes, so its start time is changed."""
+    arguments = "--train-samples 2048 --test-samples 200 --epochs 3 --print-every 1".split()
+    expected = cluster.submit("nodes.sbatch", *arguments, "--run-dir", "runs/whole")
+    assert "4 processes on cpu" in cluster.wait(expected)
+    job = cluster.submit("requeue.sbatch", *arguments, "--run-dir", "runs/preempted")
+    cluster.wait(job, "step 2:")
+    flags = "--parsable --partition=urgent --nodes=2 --output=/dev/null --wrap=true".split()
+    urgent = cluster.run("sbatch", *flags).strip()
+    cluster.wait(urgent)
+    assert cluster.state(job, "Restarts") == "1" and cluster.state(job, "JobState") == "PENDING"
+    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    printed = cluster.wait(job)
+    assert "stopped after step" in printed and "resumed from" in printed and "done: " in printed
+    assert printed.count("4 processes on cpu") == 2
+    assert cluster.weights("runs/preempted") == cluster.weights("runs/whole")
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_a_job_near_its_time_limit_gets_the_signal_and_is_requeued(cluster):
+    """`scancel --batch` sends what Slurm sends to the script before the limit."""
+    arguments = "--train-samples 2048 --test-samples 200 --epochs 9 --print-every 1".split()
+    job = cluster.submit("requeue.sbatch", *arguments, "--run-dir", "runs/limit")
+    cluster.wait(job, "step 2:")
+    cluster.run("scancel", "--signal=USR1", "--batch", job)
+    deadline = time.monotonic() + 100
+    while cluster.state(job, "JobState") != "PENDING":
+        assert time.monotonic() < deadline, cluster.printed(job)
+        time.sleep(0.2)
+    assert cluster.state(job, "Restarts") == "1"
+    assert len(re.findall("stopped after step", cluster.printed(job))) == 1
+    cluster.run("scancel", job)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_accel_demo_nodes_sets_the_variables_of_srun(cluster):
+    """Only the numbers of the job and the names of the nodes differ."""
+    srun = ["srun", "--nodes=2", "--ntasks-per-node=2", "env"]
+    [first] = [
+        dict(line.split("=", 1) for line in text.splitlines() if line.startswith("SLURM"))
+        for text in cluster.run(
+            *srun[:-1], "bash", "-c", "sleep $SLURM_PROCID; env; echo ..."
+        ).split("...\n")[1:2]
+    ]
+    plan = launches.Plan(2, 2, ["127.0.0.1", "127.0.0.2"], port=2000, slurm=True)
+    (_, ours), *_ = launches.commands_for(["python", "x.py"], plan, 0)[1:]
+    ours = {name: value for name, value in ours.items() if name.startswith("SLURM")}
+    lists = {"SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"}
+    assert set(ours) <= set(first)
+    for name in set(ours) - lists - {"SLURM_JOB_ID", "SLURM_JOBID"}:
+        assert ours[name] == first[name], name
+    assert all(first[name] == "127.0.0.[1-2]" for name in lists)
+
+
+@pytest.mark.system
+def test_a_cluster_that_is_up_and_one_that_is_not_get_one_line(cluster, tmp_path):
+    for command, folder in (
+        ("up", Path(cluster.variables["SLURM_CONF"]).parent),
+        ("down", tmp_path / "x"),
+    ):
+        arguments = [*LOCAL_SLURM, command, "--folder", str(folder)]
+        result = subprocess.run(arguments, capture_output=True, text=True)
+        assert result.returncode == 2 and result.stderr.count("\n") == 1
+
+
+def test_without_slurm_there_is_one_line(tmp_path):
+    result = subprocess.run(
+        [*LOCAL_SLURM, "up", "--folder", str(tmp_path / "x")],
+        env=environment_for({"PATH": str(tmp_path)}),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2 and "apt-get install slurm-wlm munge" in result.stderr
+    assert result.stderr.count("\n") == 1 and not (tmp_path / "x").exists()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_shellcheck_finds_nothing(script):
+    if shutil.which("shellcheck") is None:
+        pytest.skip("needs the package shellcheck")
+    run(["shellcheck", str(FOLDER / script)])
