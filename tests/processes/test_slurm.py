@@ -20,7 +20,6 @@ FOLDER = REPOSITORY / "tutorials/cluster/slurm"
 LOCAL_SLURM = [sys.executable, str(FOLDER / "local_slurm.py")]
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.sbatch"))
 SMALL = "--train-samples 512 --test-samples 200 --epochs 1".split()
-DAEMONS = {"munged", "slurmctld", "slurmd", "slurmstepd"}
 
 
 def run(command, **environment) -> str:
@@ -32,8 +31,10 @@ def run(command, **environment) -> str:
     return result.stdout
 
 
-def daemons() -> set[int]:
-    return {each.pid for each in psutil.process_iter(["name"]) if each.info["name"] in DAEMONS}
+def processes_of(config: str) -> list[psutil.Process]:
+    """Return the processes of a cluster: its daemons, and all that its jobs started."""
+    running = psutil.process_iter(["environ"])
+    return [each for each in running if (each.info["environ"] or {}).get("SLURM_CONF") == config]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,6 @@ def cluster(tmp_path_factory):
     """A cluster of two nodes, and a written course in which its jobs run."""
     if not all(shutil.which(name) for name in ("munged", "slurmctld", "slurmd")):
         pytest.skip("needs the packages slurm-wlm and munge")
-    before = daemons()
     folder = tmp_path_factory.mktemp("slurm") / "cluster"
     printed = run([*LOCAL_SLURM, "up", "--folder", str(folder)])
     variables = {"SLURM_CONF": printed.strip().removeprefix("export SLURM_CONF=")}
@@ -49,9 +49,10 @@ def cluster(tmp_path_factory):
     variables |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     course = folder.parent / "course"
     run([BIN / "accel-demo", "init", str(course)])
+    assert len(processes_of(variables["SLURM_CONF"])) == 4  # munged, slurmctld, and two slurmd
     yield Cluster(course, variables)
     run([*LOCAL_SLURM, "down", "--folder", str(folder)])
-    assert daemons() == before and not folder.exists()
+    assert not processes_of(variables["SLURM_CONF"]) and not folder.exists()
 
 
 class Cluster:
@@ -126,7 +127,7 @@ def test_a_preempted_job_is_requeued_and_ends_with_the_bits_of_an_uninterrupted_
     cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     printed = cluster.wait(job)
     assert "stopped after step" in printed and "resumed from" in printed and "done: " in printed
-    assert printed.count("4 processes on cpu") == 2
+    assert printed.count("4 processes on cpu (distributed_type MULTI_CPU, gloo)") == 2
     assert cluster.weights("runs/preempted") == cluster.weights("runs/whole")
 
 
@@ -151,21 +152,20 @@ def test_a_job_near_its_time_limit_gets_the_signal_and_is_requeued(cluster):
 @pytest.mark.timeout(300)
 def test_accel_demo_nodes_sets_the_variables_of_srun(cluster):
     """Only the numbers of the job and the names of the nodes differ."""
-    srun = ["srun", "--nodes=2", "--ntasks-per-node=2", "env"]
-    [first] = [
-        dict(line.split("=", 1) for line in text.splitlines() if line.startswith("SLURM"))
-        for text in cluster.run(
-            *srun[:-1], "bash", "-c", "sleep $SLURM_PROCID; env; echo ..."
-        ).split("...\n")[1:2]
-    ]
+    srun = "srun --nodes=2 --ntasks-per-node=2 --label env".split()
+    of_tasks = {rank: {} for rank in range(4)}
+    for line in cluster.run(*srun).splitlines():
+        rank, name, value = re.fullmatch(r"(\d): (\w+)=(.*)", line).groups()
+        of_tasks[int(rank)][name] = value
     plan = launches.Plan(2, 2, ["127.0.0.1", "127.0.0.2"], port=2000, slurm=True)
-    (_, ours), *_ = launches.commands_for(["python", "x.py"], plan, 0)[1:]
-    ours = {name: value for name, value in ours.items() if name.startswith("SLURM")}
+    commands = [each for n in range(2) for each in launches.commands_for(["python", "x"], plan, n)]
     lists = {"SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"}
-    assert set(ours) <= set(first)
-    for name in set(ours) - lists - {"SLURM_JOB_ID", "SLURM_JOBID"}:
-        assert ours[name] == first[name], name
-    assert all(first[name] == "127.0.0.[1-2]" for name in lists)
+    for rank, (_, ours) in enumerate(commands):
+        ours = {name: value for name, value in ours.items() if name.startswith("SLURM")}
+        theirs = of_tasks[rank]
+        assert all(theirs[name] == "127.0.0.[1-2]" for name in lists)
+        same = {name for name in ours if ours[name] == theirs[name]}
+        assert set(ours) - same == lists | {"SLURM_JOB_ID", "SLURM_JOBID"}
 
 
 @pytest.mark.system
