@@ -99,7 +99,8 @@ def start(folder: Path, port: int) -> None:
     run("slurmctld")
     for node in NODES:
         run("slurmd", "-N", node)
-    wait(lambda: set(run("sinfo", "--noheader", "--Node", "--format=%T").split()) == {"idle"})
+    states = "sinfo --noheader --Node --format=%T".split()
+    wait(lambda: set(run(*states).split()) == {"idle"}, "the nodes are not ready")
 
 
 def down(folder: Path) -> None:
@@ -110,15 +111,15 @@ def down(folder: Path) -> None:
     running = [process for name in DAEMONS if (process := process_of(folder / f"{name}.pid"))]
     if len(running) == len(DAEMONS):
         run("scancel", "--user", getpass.getuser())
-        wait(lambda: not run("squeue", "--noheader"))
+        wait(lambda: not run("squeue", "--noheader"), "some jobs have not ended")
     for process in reversed(running):
         process.terminate()
-    psutil.wait_procs(running, TIME_LIMIT)
+    wait(lambda: not any(is_running(process) for process in running), "the cluster still runs")
     shutil.rmtree(folder)
 
 
 def process_of(file: Path) -> psutil.Process | None:
-    """Return the process with the number in the file, if it is still running."""
+    """Return the process with the number in the file, if there is one."""
     try:
         return psutil.Process(int(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, psutil.NoSuchProcess):
@@ -133,11 +134,19 @@ def run(*command: str) -> str:
     return result.stdout
 
 
-def wait(is_done) -> None:
+def is_running(process: psutil.Process) -> bool:
+    """Return False also for a zombie, which has ended, but whose parent hasn't asked for its code."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait(is_done, otherwise: str) -> None:
     deadline = time.monotonic() + TIME_LIMIT
     while not is_done():
         if time.monotonic() > deadline:
-            raise UserError(f"the nodes are not ready after {TIME_LIMIT} s")
+            raise UserError(f"{otherwise} after {TIME_LIMIT} s")
         time.sleep(0.1)
 
 
