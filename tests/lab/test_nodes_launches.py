@@ -1,5 +1,6 @@
 """Test which command `accel-demo nodes` starts on each node, without starting it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,22 @@ def test_the_default_command_continues_an_interrupted_run_or_starts_a_new_one(
     assert launches.default_command(False)[-1] == "runs/nodes-1"
     Path("runs/nodes-1/summary.json").touch()
     assert launches.default_command(False)[-1] == "runs/nodes-2"
+
+
+def test_slurm_variables_replace_those_of_a_launcher_for_each_process_of_a_script():
+    plan = replace(PLAN, slurm=True)
+    commands = launches.commands_for(["python", "x.py"], plan, 1)
+    variables = [variables for _, variables in commands]
+    assert [each["SLURM_PROCID"] for each in variables] == ["3", "4", "5"]
+    assert [each["SLURM_LOCALID"] for each in variables] == ["0", "1", "2"]
+    for each in variables:
+        assert "RANK" not in each and "WORLD_SIZE" not in each
+        assert each["SLURM_NTASKS"] == "6" and each["SLURM_TASKS_PER_NODE"] == "3(x2)"
+        assert each["SLURM_NODEID"] == "1" and each["SLURMD_NODENAME"] == "10.0.0.2"
+
+
+@pytest.mark.parametrize("command", ["torchrun x.py", "accelerate launch x.py", "bash start.sh"])
+def test_a_launcher_is_the_only_task_of_its_node(command):
+    [(_, variables)] = launches.commands_for(command.split(), replace(PLAN, slurm=True), 1)
+    names = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE")
+    assert [variables[name] for name in names] == ["1", "1", "2", "1(x2)"]

@@ -135,7 +135,7 @@ def run(*command: str) -> str:
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Return False also for a zombie, which has ended, but whose parent hasn't asked for its code."""
+    """Return False also for a zombie: it has ended, but its parent hasn't asked for its code."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

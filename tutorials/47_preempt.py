@@ -1,0 +1,105 @@
+"""Preempt a training job at a random step, let it resume, and compare it with an undisturbed one.
+
+In a written course, with a cluster from local_slurm.py:
+
+eval "$(python tutorials/cluster/slurm/local_slurm.py up)"
+python tutorials/47_preempt.py --times 1   # takes four minutes: Slurm waits before it requeues
+"""
+
+import hashlib
+import random
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from accel_demo.errors import UserError, one_line_errors
+from accel_demo.options import Parser
+from accel_demo.show import table
+
+SCRIPTS = Path("tutorials/cluster/slurm")
+SIZES = "--train-samples 4096 --test-samples 200 --epochs 3 --print-every 1".split()
+STEPS = 24  # of all epochs together
+TIME_LIMIT = 900  # seconds to wait for one event
+HEAD = ["preempted after step", "resumed after step", "in the queue again", "processes", "weights"]
+
+
+def main(times: int) -> None:
+    whole = submit("nodes.sbatch", "runs/whole")
+    start = wait(lambda: "step 1:" in printed(whole), "to train")
+    print(f"From sbatch to the end of the first step: {start:.1f} s")
+    wait(lambda: state(whole, "JobState") == "COMPLETED", "to end")
+    rows = []
+    for number in range(1, times + 1):
+        job = submit("requeue.sbatch", f"runs/preempted-{number}")
+        step = random.randint(1, STEPS - 6)
+        wait(lambda job=job, step=step: f"step {step}:" in printed(job), "to train")
+        slurm("sbatch", "--partition=urgent", "--nodes=2", "--output=/dev/null", "--wrap=sleep 5")
+        wait(lambda job=job: state(job, "Restarts") == "1", "to be requeued")
+        queued = wait(lambda job=job: state(job, "JobState") == "RUNNING", "to start again")
+        wait(lambda job=job: state(job, "JobState") == "COMPLETED", "to end")
+        stopped = " and ".join(re.findall(r"stopped after step (\d+)", printed(job)))
+        resumed = " and ".join(re.findall(r"resumed from .* after step (\d+)", printed(job)))
+        groups = re.findall(r"(\d+) processes on \w+ \(", printed(job))
+        equal = "equal" if weights(f"preempted-{number}") == weights("whole") else "different"
+        rows.append([stopped, resumed, f"{queued:.0f} s", ", then ".join(groups), equal])
+    print(table(HEAD, rows))
+
+
+def submit(script: str, folder: str) -> str:
+    """Submit a batch script that trains. Return the job's number."""
+    flags = ["--parsable", "--output=runs/slurm-%j.txt"]
+    command = ["sbatch", *flags, str(SCRIPTS / script), *SIZES, "--run-dir", folder]
+    return slurm(*command).strip()
+
+
+def printed(job: str) -> str:
+    file = Path(f"runs/slurm-{job}.txt")
+    return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+
+
+def state(job: str, name: str) -> str:
+    """Return a value from `scontrol show job`. Raises `UserError` if the job has failed."""
+    shown = slurm("scontrol", "show", "job", job)
+    if "JobState=FAILED" in shown:
+        raise UserError(f"job {job} failed; its output is in runs/slurm-{job}.txt")
+    return re.findall(rf"\b{name}=(\S+)", shown)[0]
+
+
+def weights(run: str) -> str:
+    """Return a digest of all bits of the trained weights."""
+    return hashlib.sha256(Path("runs", run, "model.safetensors").read_bytes()).hexdigest()
+
+
+def slurm(*command: str) -> str:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise UserError(f"{command[0]} failed: {result.stderr.strip()}")
+    return result.stdout
+
+
+def wait(is_done: Callable[[], bool], what: str) -> float:
+    """Wait until a condition holds. Return the number of seconds."""
+    start = time.monotonic()
+    while not is_done():
+        if time.monotonic() - start > TIME_LIMIT:
+            raise UserError(f"waited {TIME_LIMIT} s for a job {what}; see squeue")
+        time.sleep(0.2)
+    return time.monotonic() - start
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        parser = Parser(__doc__)
+        help = "number of jobs, one after the other (%(default)s)"
+        parser.add_argument("--times", type=int, default=1, metavar="N", help=help)
+        options = parser.parse_args()
+        if not Path("train.py").exists():
+            raise UserError("there is no train.py here. `accel-demo init` writes a course with it.")
+        if list(Path("runs").glob("preempted-*")) or Path("runs/whole").exists():
+            raise UserError(
+                "runs/ has results of an earlier start; use a new folder"
+            )
+        Path("runs").mkdir(exist_ok=True)
+        main(options.times)
