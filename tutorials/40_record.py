@@ -7,7 +7,8 @@ python tutorials/40_record.py scaling   # or alpha_beta (page 20), dp_or_ddp (25
                                         # timeline, profile, buckets (40), speedup, slower, spin
                                         # (41), fits (42), send_less (46); as root on Linux:
                                         # two_machines, two_worlds, rates (44), lost_machine (45),
-                                        # send_less_rates (46)
+                                        # send_less_rates (46), slurm_tasks (47);
+                                        # with Slurm: launches, preempt (47)
 python tutorials/40_record.py --quick   # a preview only: the tests need the full results
 
 If other programs use the processor, it stops, and does not change the transcript. If a page
@@ -16,6 +17,7 @@ median step time is kept.
 """
 
 import json
+import os
 import random
 import re
 import shutil
@@ -70,8 +72,12 @@ RECORDS = {
         "--plot tutorials/46_send_less.svg"
     ],
     "send_less_rates": ["python tutorials/46_rates.py"],
+    "slurm_tasks": ["accel-demo nodes --slurm-variables -- python tutorials/47_tasks.py"],
+    "launches": ["python tutorials/47_launches.py"],
+    "preempt": ["python tutorials/47_preempt.py --times 3"],
     "lost_machine": ["python tutorials/45_lost_machine.py --plot tutorials/45_lost_machine.svg"],
 }
+UNDER_SLURM = ["launches", "preempt"]
 IN_TURN = {name: [RECORDS[name][0], RECORDS[name][-1]] for name in ("timeline", "profile")}
 
 
@@ -138,11 +144,27 @@ def run_in_turn(name: str, commands: list[str]) -> dict[str, str]:
     return kept
 
 
+def run_under_slurm(commands: list[str]) -> dict[str, str]:
+    """Run commands in a new written course with a Slurm cluster of its own."""
+    local_slurm = f"python {REPOSITORY / 'tutorials/cluster/slurm/local_slurm.py'}"
+    with tempfile.TemporaryDirectory() as temporary:
+        course, cluster = Path(temporary, "course"), f"--folder {temporary}/cluster --port 18917"
+        run(f"accel-demo init {course}")
+        printed = run(f"{local_slurm} up {cluster}")
+        os.environ["SLURM_CONF"] = printed.removeprefix("export SLURM_CONF=")
+        try:
+            return {command: run(command, course) for command in commands}
+        finally:
+            run(f"{local_slurm} down {cluster}")
+
+
 def record(name: str, option: str = "") -> None:
     """Run one transcript's commands, and write the commands and their output to transcripts/."""
     commands = [command + option for command in RECORDS[name]]
     in_turn = [each + option for each in IN_TURN.get(name, [])]
     outputs = run_in_turn(name, in_turn) if in_turn else {}
+    if name in UNDER_SLURM:
+        outputs = run_under_slurm(commands)
     parts = [f"$ {each}\n{outputs[each] if each in outputs else run(each)}\n" for each in commands]
     write(name, "\n".join(parts))
 

@@ -33,7 +33,7 @@ def main(times: int) -> None:
     rows = []
     for number in range(1, times + 1):
         job = submit("requeue.sbatch", f"runs/preempted-{number}")
-        step = random.randint(1, STEPS - 6)
+        step = random.randint(1, STEPS // 2)
         wait(lambda job=job, step=step: f"step {step}:" in printed(job), "to train")
         slurm("sbatch", "--partition=urgent", "--nodes=2", "--output=/dev/null", "--wrap=sleep 5")
         wait(lambda job=job: state(job, "Restarts") == "1", "to be requeued")
@@ -98,8 +98,6 @@ if __name__ == "__main__":
         if not Path("train.py").exists():
             raise UserError("there is no train.py here. `accel-demo init` writes a course with it.")
         if list(Path("runs").glob("preempted-*")) or Path("runs/whole").exists():
-            raise UserError(
-                "runs/ has results of an earlier start; use a new folder"
-            )
+            raise UserError("runs/ has results of an earlier start; use a new folder")
         Path("runs").mkdir(exist_ok=True)
         main(options.times)

@@ -24,7 +24,14 @@ HEAD = "# Seconds that the commands of each page take on two cores: python tutor
 WORDS_PER_MINUTE, LINES_PER_MINUTE = 100, 10  # reading prose slowly, and code or output
 WHERE = "torchrun --standalone --nproc-per-node 2 tutorials/50_where.py"
 FINDERS = ("diff", "accel-demo audit", WHERE)  # they exit with 1 if they find something
-NOT_RUN = ("python3 -m venv", "source ", "python -m pip", "accel-demo init", "cd course")
+NOT_RUN = (
+    "python3 -m venv",
+    "apt-get ",
+    "source ",
+    "python -m pip",
+    "accel-demo init",
+    "cd course",
+)
 NOT_RUN += ("CUDA_VISIBLE_DEVICES=0,4", "OMP_NUM_THREADS=8")
 THEIRS = re.compile(r"^## On your script$.*?(?=^## )", re.DOTALL | re.MULTILINE)
 
@@ -82,9 +89,12 @@ def _measure(numbers: list[str], folder: str) -> None:
         if numbers and number not in numbers:
             continue
         started = time.monotonic()
+        variables = ""
         for command in commands_of(page.read_text(encoding="utf-8")):
             print(f"{number}: {command}", flush=True)
-            run = ["bash", "-c", command]
+            if command.startswith("eval "):  # sets variables for the commands below
+                variables = f"{command} && "
+            run = ["bash", "-c", variables + command]
             result = subprocess.run(run, cwd=folder, capture_output=True, encoding="utf-8")
             if result.returncode > command.startswith(FINDERS):
                 raise RuntimeError(f"{command} failed:\n{result.stderr}")

@@ -169,14 +169,23 @@ def test_accel_demo_nodes_sets_the_variables_of_srun(cluster):
 
 
 @pytest.mark.system
-def test_a_cluster_that_is_up_and_one_that_is_not_get_one_line(cluster, tmp_path):
-    for command, folder in (
-        ("up", Path(cluster.variables["SLURM_CONF"]).parent),
-        ("down", tmp_path / "x"),
-    ):
-        arguments = [*LOCAL_SLURM, command, "--folder", str(folder)]
-        result = subprocess.run(arguments, capture_output=True, text=True)
-        assert result.returncode == 2 and result.stderr.count("\n") == 1
+def test_up_prints_the_variable_again_if_the_cluster_runs(cluster):
+    folder = Path(cluster.variables["SLURM_CONF"]).parent
+    printed = run([*LOCAL_SLURM, "up", "--folder", str(folder)])
+    assert printed == f"export SLURM_CONF={cluster.variables['SLURM_CONF']}\n"
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_a_folder_without_a_cluster_gets_one_line(command, tmp_path):
+    folder = tmp_path / "cluster"
+    if command == "up":
+        folder.mkdir()
+        if shutil.which("slurmd") is None:
+            pytest.skip("needs the packages slurm-wlm and munge")
+    arguments = [*LOCAL_SLURM, command, "--folder", str(folder)]
+    result = subprocess.run(arguments, capture_output=True, text=True)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert str(folder) in result.stderr
 
 
 def test_without_slurm_there_is_one_line(tmp_path):

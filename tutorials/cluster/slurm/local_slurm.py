@@ -21,6 +21,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -63,19 +64,23 @@ TIME_LIMIT = 60  # seconds, to start or to stop the cluster
 
 
 def up(folder: Path, port: int) -> None:
-    """Start the cluster, wait until all nodes are idle, and print its variable."""
+    """Start the cluster, wait until all nodes are idle, and print its variable.
+
+    If it runs already, only print the variable, for example for a second terminal.
+    """
     for program in ("munged", "slurmctld", "slurmd"):
         if shutil.which(program) is None:
             raise UserError(
                 f"{program} is not installed; in Debian or Ubuntu: apt-get install slurm-wlm munge"
             )
-    if folder.exists():
-        raise UserError(f"{folder} exists already; stop that cluster with `down`")
-    try:
-        start(folder, port)
-    except UserError:
-        down(folder)
-        raise
+    if not folder.exists():
+        try:
+            start(folder, port)
+        except UserError:
+            down(folder)
+            raise
+    elif len(running(folder)) < len(DAEMONS):
+        raise UserError(f"{folder} exists, but its cluster doesn't run. Delete it with `down`.")
     print(f"export SLURM_CONF={folder / 'slurm.conf'}")
 
 
@@ -108,22 +113,25 @@ def down(folder: Path) -> None:
     if not folder.exists():
         raise UserError(f"{folder} does not exist, so there is no cluster to stop")
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
-    running = [process for name in DAEMONS if (process := process_of(folder / f"{name}.pid"))]
-    if len(running) == len(DAEMONS):
+    processes = running(folder)
+    if len(processes) == len(DAEMONS):
         run("scancel", "--user", getpass.getuser())
         wait(lambda: not run("squeue", "--noheader"), "some jobs have not ended")
-    for process in reversed(running):
+    for process in reversed(processes):
         process.terminate()
-    wait(lambda: not any(is_running(process) for process in running), "the cluster still runs")
+    wait(lambda: not running(folder), "the cluster still runs")
     shutil.rmtree(folder)
 
 
-def process_of(file: Path) -> psutil.Process | None:
-    """Return the process with the number in the file, if there is one."""
-    try:
-        return psutil.Process(int(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, psutil.NoSuchProcess):
-        return None
+def running(folder: Path) -> list[psutil.Process]:
+    """Return the daemons that run, without zombies: they have ended, but not for their parents."""
+    found = []
+    for name in DAEMONS:
+        with suppress(OSError, ValueError, psutil.NoSuchProcess):
+            process = psutil.Process(int((folder / f"{name}.pid").read_text(encoding="utf-8")))
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def run(*command: str) -> str:
