@@ -24,15 +24,8 @@ HEAD = "# Seconds that the commands of each page take on two cores: python tutor
 WORDS_PER_MINUTE, LINES_PER_MINUTE = 100, 10  # reading prose slowly, and code or output
 WHERE = "torchrun --standalone --nproc-per-node 2 tutorials/50_where.py"
 FINDERS = ("diff", "accel-demo audit", WHERE)  # they exit with 1 if they find something
-NOT_RUN = (
-    "python3 -m venv",
-    "apt-get ",
-    "source ",
-    "python -m pip",
-    "accel-demo init",
-    "cd course",
-)
-NOT_RUN += ("CUDA_VISIBLE_DEVICES=0,4", "OMP_NUM_THREADS=8")
+NOT_RUN = ("python3 -m venv", "source ", "python -m pip", "accel-demo init", "cd course")
+NOT_RUN += ("apt-get ", "CUDA_VISIBLE_DEVICES=0,4", "OMP_NUM_THREADS=8")
 THEIRS = re.compile(r"^## On your script$.*?(?=^## )", re.DOTALL | re.MULTILINE)
 
 COURSE = yaml.safe_load((TUTORIALS / "course.yaml").read_text(encoding="utf-8"))

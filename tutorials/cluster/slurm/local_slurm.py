@@ -104,8 +104,14 @@ def start(folder: Path, port: int) -> None:
     run("slurmctld")
     for node in NODES:
         run("slurmd", "-N", node)
-    states = "sinfo --noheader --Node --format=%T".split()
-    wait(lambda: set(run(*states).split()) == {"idle"}, "the nodes are not ready")
+    wait(nodes_are_idle, "the nodes are not ready")
+
+
+def nodes_are_idle() -> bool:
+    """Return False also if the controller doesn't answer yet."""
+    command = "sinfo --noheader --Node --format=%T".split()
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
+    return set(result.stdout.split()) == {"idle"}
 
 
 def down(folder: Path) -> None:
