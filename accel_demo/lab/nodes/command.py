@@ -5,7 +5,8 @@ accel-demo nodes --rate 100mbit -- torchrun train.py --epochs 3
 
 COMMAND is what you would type on each machine: an `accelerate launch` or `torchrun` command, a
 Python script that connects its processes itself, or any other program. Launchers get the flags that
-differ between nodes, and `{node}` in COMMAND is replaced by the node's rank.
+differ between nodes, and `{node}` in COMMAND is replaced by the node's rank. With
+`--slurm-variables`, a script starts as with Slurm's `srun`.
 
 Lines that begin with `---` describe what was seen: a node that was lost, process groups that do not
 connect the nodes, processes that trained alone, and which ranks wait if nothing is printed.
