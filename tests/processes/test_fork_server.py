@@ -14,6 +14,8 @@ import psutil
 import pytest
 import torch
 
+from accel_demo.observer import agent
+from accel_demo.observer.events import FOLDER, read_events
 from accel_demo.processes.cleanup import kill_all
 from tests.conftest import (
     can_fork,
@@ -34,6 +36,7 @@ def there_is_a_fork_server():
         pytest.skip("there is no fork server with --real or on Windows")
 
 
+WITH_OBSERVER = agent.inject(dict(os.environ), FOLDER, "")["PYTHONPATH"]
 SHOW = """
 import os, sys, torch, numpy, random, signal, threading
 print(sys.argv, __name__, globals().get("__file__"), sys.path[0], os.getcwd(), sys.stdin.read())
@@ -127,6 +130,9 @@ def test_processes_draw_different_random_numbers_unless_they_are_seeded():
         (["python", "-c", "print(1)"], {"OMP_NUM_THREADS": "2"}, False),
         (["python", "-c", "print(1)"], {"OMP_NUM_THREADS": None}, False),
         (["python", "-c", "print(1)"], {"PYTHONHASHSEED": "1"}, False),
+        (["python", "-c", "print(1)"], {"PYTHONUNBUFFERED": "1"}, True),
+        (["python", "-c", "print(1)"], {"PYTHONPATH": WITH_OBSERVER}, True),
+        (["python", "-c", "print(1)"], {"PYTHONPATH": f"{WITH_OBSERVER}:/planted"}, False),
         (["python", "-c", "print(1)"], {"PYTORCH_JIT": "0"}, False),
         (["python", "-c", "print(1)"], {"HF_HOME": "/planted"}, False),
         (["python", "-W", "error", "-c", "print(1)"], {}, False),
@@ -140,6 +146,31 @@ def test_a_command_is_forked_only_if_a_fork_can_behave_the_same(command, environ
         assert isinstance(process, subprocess.Popen) != is_forked
         output.seek(0)
         assert output.read() == "1\n"
+
+
+OBSERVED = """
+import atexit, sys, torch
+atexit.register(lambda: print(sys.last_value, "inject" in str(sys.path)))
+model = torch.nn.Linear(1, 1)
+model(torch.ones(1)).backward()
+torch.optim.SGD(model.parameters()).step()
+raise ValueError("planted")
+"""
+
+
+def test_the_observer_of_an_audit_records_the_same_in_a_forked_process(program, tmp_path):
+    path = program(OBSERVED)
+    lines = []
+    for real in (False, True):
+        folder = tmp_path / f"events-{real}"
+        folder.mkdir()
+        variables = agent.inject({}, FOLDER, str(folder))
+        result = run_to_end(["python", path], real=real, **variables)
+        assert (result.returncode, result.stdout) == (1, "planted False\n"), result.stderr
+        [events] = read_events(str(folder))
+        lines.append([(each["kind"], each.get("line"), each.get("error")) for each in events])
+    assert lines[0] == lines[1]
+    assert {"process", "backward", "step", "end"} <= {kind for kind, _, _ in lines[0]}
 
 
 def test_a_forked_process_receives_signals_and_can_ignore_a_signal(tmp_path):

@@ -9,7 +9,9 @@ fork_client.py sends requests to it.
 
 A forked program differs from a program that is started normally:
 - Environment variables that Python or a library reads at startup would have no effect. If a request
-  changes such a variable, the server refuses the request, and the program is started normally.
+  changes such a variable, the server refuses the request, and the program is started normally. The
+  exception is the folder on PYTHONPATH with which `accel-demo audit` injects its observer: then the
+  forked process loads the observer before it runs the program.
 - A program that forgets an import may still work, because the server has imported the library.
 - Warnings raised while a library is imported are printed to the server's stderr.
 - SIGUSR2 prints the program's Python stack to stderr instead of killing the program.
@@ -25,7 +27,7 @@ import ctypes
 import faulthandler
 import fcntl
 import gc
-import importlib
+import importlib.util
 import io
 import json
 import multiprocessing
@@ -69,13 +71,15 @@ safetensors.torch tqdm yaml"""
 # Python and the libraries read variables with these prefixes at startup.
 READ_AT_START = """CUDA_ HF_ KMP_ LANG LC_ LD_ MALLOC_ MATPLOTLIB MKL_ MPL OMP_ PYTHON PYTORCH_
 TORCH_ TORCHDYNAMO_ TQDM_ TZ XDG_""".split()
-# Exceptions: these variables are not read at startup. torchrun sets TORCH_NCCL_… for its workers.
-# Accelerate may remove CUDA_VISIBLE_DEVICES, but this variable has no effect without a GPU.
-NOT_AT_START = {"PYTHON_EXEC", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+# Exceptions: these variables are not read at startup, or `_become` obeys them. torchrun sets
+# TORCH_NCCL_… for its workers. Accelerate may remove CUDA_VISIBLE_DEVICES, but this variable has no
+# effect without a GPU.
+NOT_AT_START = {"PYTHON_EXEC", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 if not any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "kfd", "dxg")):
     NOT_AT_START.add("CUDA_VISIBLE_DEVICES")
 
 REPOSITORY = Path(__file__).parent.parent.parent
+OBSERVER = REPOSITORY / "accel_demo" / "observer" / "inject" / "sitecustomize.py"
 
 
 class ForkServer:
@@ -141,6 +145,7 @@ def main(listener: int, lifeline: int, python: str) -> None:
         if end.code is not None and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
     except BaseException as error:
+        sys.last_value = error  # as Python does before it prints an error
         sys.excepthook(type(error), error, error.__traceback__)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()  # wait for the program's threads, as Python does
@@ -259,7 +264,7 @@ def _send(connection: socket.socket, number: int) -> None:
 
 def _differs_at_start(request: dict, own_environment: dict[str, str]) -> bool:
     """Return True if a forked process cannot have the requested variables, limits or options."""
-    environment = request["environment"]
+    environment, _ = _without_observer(request["environment"])
     names = {*environment, *own_environment} - NOT_AT_START
     changed = [name for name in names if environment.get(name) != own_environment.get(name)]
     return (
@@ -267,6 +272,15 @@ def _differs_at_start(request: dict, own_environment: dict[str, str]) -> bool:
         or request.get("limits", limits()) != limits()
         or not can_be_forked(request["arguments"])
     )
+
+
+def _without_observer(environment: dict[str, str]) -> tuple[dict[str, str], bool]:
+    """Return the environment without the observer's folder on PYTHONPATH, and if it was there."""
+    folder, *others = environment.get("PYTHONPATH", "").split(os.pathsep)
+    if folder != str(OBSERVER.parent):
+        return environment, False
+    rest = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    return rest | ({"PYTHONPATH": os.pathsep.join(others)} if others else {}), True
 
 
 def _report_ended(running: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
@@ -315,6 +329,15 @@ def _become(request: dict, files: list[int], python: str) -> None:
     random.seed()
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].seed()
+    if _without_observer(request["environment"])[1]:
+        _load_observer()
+
+
+def _load_observer() -> None:
+    """Load the observer as Python does at startup. Any other `sitecustomize` is loaded already."""
+    spec = importlib.util.spec_from_file_location("observer_in_a_fork", OBSERVER)
+    assert spec and spec.loader
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def _text_output(number: int, unbuffered: bool, errors: str | None) -> io.TextIOWrapper:

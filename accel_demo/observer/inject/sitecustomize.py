@@ -38,4 +38,5 @@ if "ACCEL_DEMO_AUDIT" in os.environ or "ACCEL_DEMO_NODE" in os.environ:
         load_observer()
     except Exception as error:  # the training must start in any case; nothing of it is reported
         print(f"accel-demo: the observer could not start ({error!r})", file=sys.stderr)
-import_next()
+if __name__ == "sitecustomize":  # not in a forked process, which has imported the next one already
+    import_next()
