@@ -61,9 +61,9 @@ def test_every_check_points_to_a_page():
         assert all((REPOSITORY / "tutorials" / f"{page}.md").exists() for page in pages), module
 
 
-def audit(folder: Path, *arguments, timeout=100, **environment):
+def audit(folder: Path, *arguments, timeout=100, real=True, **environment):
     command = ["accel-demo", "audit", *arguments]
-    return run_to_end(command, timeout, cwd=folder, real=True, **environment)
+    return run_to_end(command, timeout, cwd=folder, real=real, **environment)
 
 
 def test_a_script_started_by_torchrun_is_observed_and_its_files_are_put_back(tmp_path):

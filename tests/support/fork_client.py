@@ -61,6 +61,8 @@ def start(
         "new_session": new_session,
         "ignored": [*ignored_signals(), *([] if ignored_signal is None else [ignored_signal])],
         "limits": limits(),
+        # The keeper of an audit kills its descendants, but this process will not be one of them.
+        "ends_with_client": "ACCEL_DEMO_AUDIT" in environment,
     }
     files = {1: stdout.fileno(), 2: stderr.fileno()}
     connection, process = ask(environment[ADDRESS], request, files)

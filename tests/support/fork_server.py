@@ -49,7 +49,9 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from accel_demo.processes.cleanup import adopt_orphans, kill_descendants
+import psutil
+
+from accel_demo.processes.cleanup import adopt_orphans, kill_descendants, kill_tree
 from tests.support import fork_client
 from tests.support.fork_client import (
     ADDRESS,
@@ -74,7 +76,10 @@ TORCH_ TORCHDYNAMO_ TQDM_ TZ XDG_""".split()
 # Exceptions: these variables are not read at startup, or `_become` obeys them. torchrun sets
 # TORCH_NCCL_… for its workers. Accelerate may remove CUDA_VISIBLE_DEVICES, but this variable has no
 # effect without a GPU.
-NOT_AT_START = {"PYTHON_EXEC", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+NOT_AT_START = set(
+    """PYTHON_EXEC PYTHONUNBUFFERED TORCH_DISABLE_SHARE_RDZV_TCP_STORE
+    TORCH_NCCL_ASYNC_ERROR_HANDLING""".split()
+)
 if not any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "kfd", "dxg")):
     NOT_AT_START.add("CUDA_VISIBLE_DEVICES")
 
@@ -212,7 +217,8 @@ def _serve(listener: socket.socket, lifeline: int, python: str) -> list[str]:
         for process, connection in running.items():
             if connection in ready and connection in selector.get_map():  # its client was killed
                 selector.unregister(connection)
-                os.kill(process, signal.SIGKILL)
+                with suppress(psutil.NoSuchProcess):
+                    kill_tree(psutil.Process(process))
         if listener in ready:
             connection, _ = listener.accept()
             request, files = _receive_request(connection)
