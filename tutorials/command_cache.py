@@ -92,9 +92,10 @@ def _run(command: str, folder: str) -> SimpleNamespace:
     The log and the temporary files of the command are written to `folder`.
     """
     log = Path(folder, "record")
-    variables = {"TMPDIR": folder}
+    # The recorder records nothing without a log. The fork server's programs have the same path.
+    variables = {"TMPDIR": folder, "PYTHONPATH": _python_path()}
     if not command.startswith(AUDIT):
-        variables |= {"PYTHONPATH": _python_path(), "ACCEL_DEMO_RECORD": str(log)}
+        variables |= {"ACCEL_DEMO_RECORD": str(log)}
     ended = run_to_end(command, TIME_LIMIT, cwd=REPOSITORY, **variables)
     ended.record = os.fsdecode(log.read_bytes()) if log.exists() else ""
     return ended
@@ -119,11 +120,15 @@ def _python_path() -> str:
 
 
 def _reason_to_run(stored: dict | None, facts: dict) -> str | None:
-    """Return the reason to run the command, or None if its stored result is still valid."""
+    """Return the reason to run the command, or None if its stored result is still valid.
+
+    The result of a command that was started normally is valid for forked commands, too.
+    """
     if stored is None:
         return "not stored"
     for name in facts:
-        if stored["facts"].get(name) != facts[name]:
+        was_started_normally = name == "forked" and stored["facts"].get(name) is False
+        if stored["facts"].get(name) != facts[name] and not was_started_normally:
             return f"changed: {name}"
     for path, digest in stored["files"].items():
         if _digest(REPOSITORY / path) != digest:

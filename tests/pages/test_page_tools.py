@@ -265,6 +265,15 @@ def test_a_different_processor_python_or_recorder_reruns_a_command(small, monkey
         assert command_cache._reason_to_run(stored, other) == f"changed: {name}"
 
 
+def test_a_result_of_normal_processes_is_valid_for_forked_ones_but_not_vice_versa(monkeypatch):
+    monkeypatch.syspath_prepend(REPOSITORY / "tutorials")
+    import command_cache
+
+    real, forked = ({"facts": {"forked": each}, "files": {}} for each in (False, True))
+    assert command_cache._reason_to_run(real, forked["facts"]) is None
+    assert command_cache._reason_to_run(forked, real["facts"]) == "changed: forked"
+
+
 def test_force_reruns_all_commands(small):
     assert_fresh(regenerate(small, "--check", "--force"), ran=ALL)
     replace((small / "tutorials" / "page.md"), "from the data", "from a lie")
