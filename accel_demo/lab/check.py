@@ -47,8 +47,8 @@ def main(arguments: list[str]) -> int:
     if not file.is_file():
         advice = f"Restore it with `accel-demo reset {exercise.number}`." if course else ""
         raise UserError(f"there is no file {file}. {advice}".removesuffix(". "))
-    if file.suffix != ".py":
-        raise UserError(f"{file} must be a Python file with a name that ends in .py")
+    if file.suffix != (suffix := exercise.original.suffix):
+        raise UserError(f"{file} must be a file with a name that ends in {suffix}")
     return watch(exercise, file, course) if options.watch else check(exercise, file, course)
 
 

@@ -79,8 +79,9 @@ def test_the_list_shows_the_result_of_the_last_check_and_whether_the_file_has_ch
 
 @pytest.mark.parametrize("number", exercises.all_exercises())
 def test_an_unchanged_exercise_file_is_not_graded(course, tmp_path, capfd, number):
-    copy = tmp_path / "answer.py"
-    copy.write_bytes(exercises.Exercise(number).original.read_bytes().replace(b"\n", b"\r\n"))
+    original = exercises.Exercise(number).original
+    copy = tmp_path / f"answer{original.suffix}"
+    copy.write_bytes(original.read_bytes().replace(b"\n", b"\r\n"))
     for file in ([], ["--file", str(copy)]):
         assert main([number, *file]) == 5
         printed = capfd.readouterr().out
@@ -289,7 +290,7 @@ def test_init_writes_only_to_a_new_or_empty_folder(course, capsys, monkeypatch):
         (main, "--file x.py", "--file needs an exercise: accel-demo check 10 --file my_answer.py"),
         (main, "10 --all", "--all checks every exercise: leave out the number"),
         (main, "10 --file nothing.py", "there is no file nothing.py$"),
-        (main, "10 --file README.md", "README.md must be a Python file with a name that ends in"),
+        (main, "10 --file README.md", "README.md must be a file with a name that ends in .py"),
         (hint.main, "10 3", "invalid choice: 3"),
         (hint.main, "", "the following arguments are required: NN"),
         (reset.main, "99", "there is no exercise 99"),

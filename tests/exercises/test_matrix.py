@@ -1,7 +1,7 @@
 """Test every grader with its stub, our answer, right and wrong answers, and answers that misbehave.
 
-answers/NN/right_*.py are other right answers than ours. Most were written independently of ours,
-from page NN alone. wrong_answers.py explains how the wrong answers are stored.
+answers/NN/right_* are other right answers than ours. Most were written independently of ours, from
+page NN alone. wrong_answers.py explains how the wrong answers are stored.
 """
 
 import ast
@@ -22,7 +22,7 @@ EXERCISES = all_exercises()
 RIGHT = [
     pytest.param(file, marks=pytest.mark.answers if index >= 2 else (), id=f"{number}-{file.stem}")
     for number in EXERCISES
-    for index, file in enumerate(sorted((ANSWERS / number).glob("right_*.py")))
+    for index, file in enumerate(sorted((ANSWERS / number).glob("right_*")))
 ]
 WRONG = [
     pytest.param(
@@ -43,6 +43,8 @@ PRAISE = {  # a part of what is printed about our answer
     "93": "right: on two and on three processes",
 }
 each_exercise = pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
+IN_PYTHON = {number: one for number, one in EXERCISES.items() if one.original.suffix == ".py"}
+each_in_python = pytest.mark.parametrize("exercise", IN_PYTHON.values(), ids=IN_PYTHON)
 
 
 def is_rejected(
@@ -83,7 +85,7 @@ def test_the_stub_runs_and_is_rejected(start, tmp_path, exercise):
 def test_our_answer_passes_with_a_space_in_its_path_and_in_that_of_temporary_files(start, exercise):
     # Do not use tmp_path, because it would make the path of a Unix socket too long.
     with tempfile.TemporaryDirectory(prefix="a b ") as folder:
-        answer = shutil.copy(exercise.answer, Path(folder, "my answer.py"))
+        answer = shutil.copy(exercise.answer, Path(folder, f"my answer{exercise.answer.suffix}"))
         result = check(start, exercise.number, answer, TMPDIR=folder)
     assert (result.returncode, result.stderr) == (0, ""), result.stdout
     assert result.stdout.startswith("right: ")
@@ -98,7 +100,8 @@ def test_a_right_answer_by_someone_else_passes(start, file):
 
 @pytest.mark.parametrize(("number", "name"), WRONG)
 def test_a_wrong_answer_is_rejected_with_the_right_message(start, tmp_path, number, name):
-    file, answer = tmp_path / f"wrong_{name}.py", wrong_answers(number)[name]
+    suffix, answer = EXERCISES[number].original.suffix, wrong_answers(number)[name]
+    file = tmp_path / f"wrong_{name}{suffix}"
     file.write_text(answer.text)
     # Only an answer that hangs gets a short time limit, because others may need longer.
     hangs = "has not finished after" in answer.message
@@ -109,11 +112,15 @@ def test_a_wrong_answer_is_rejected_with_the_right_message(start, tmp_path, numb
 
 @each_exercise
 def test_an_exercise_has_two_hints_and_enough_answers_to_test_it(exercise):
-    assert len(list((ANSWERS / exercise.number).glob("right_*.py"))) >= 2
+    assert len(list((ANSWERS / exercise.number).glob("right_*"))) >= 2
     assert len(wrong_answers(exercise.number)) >= 3
     assert len(exercise.hints) == 2
-    docstring = ast.get_docstring(ast.parse(exercise.original.read_text()))
-    assert docstring and docstring.startswith(f"Exercise {exercise.number}: {exercise.title}.\n")
+    text = exercise.original.read_text()
+    if exercise.number in IN_PYTHON:
+        description = ast.get_docstring(ast.parse(text)) or ""
+    else:
+        description = text.removeprefix("#!/bin/bash\n# ")
+    assert description.startswith(f"Exercise {exercise.number}: {exercise.title}.\n")
 
 
 def test_wrong_answers_of_an_exercise_have_different_names():
@@ -189,7 +196,7 @@ def blocks_of(page: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@each_exercise
+@each_in_python
 def test_no_page_contains_code_that_passes_its_own_exercise(start, tmp_path, exercise):
     """Each block is checked alone, and in the exercise's file, in which it replaces functions."""
     stub = exercise.original.read_text()
@@ -223,7 +230,7 @@ MISBEHAVIOR = {  # {first lines of an answer: regular expression for the message
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lines", MISBEHAVIOR)
-@each_exercise
+@each_in_python
 def test_an_answer_that_misbehaves_gets_one_clear_message(start, tmp_path, exercise, lines):
     file = tmp_path / "answer.py"
     file.write_text(lines + exercise.answer.read_text())
@@ -235,7 +242,7 @@ def test_an_answer_that_misbehaves_gets_one_clear_message(start, tmp_path, exerc
 
 
 @pytest.mark.slow
-@each_exercise
+@each_in_python
 def test_an_answer_that_prints_and_forks_leaves_no_process_and_is_judged(start, tmp_path, exercise):
     file = tmp_path / "answer.py"
     sleeper = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n"

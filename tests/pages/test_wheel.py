@@ -160,5 +160,5 @@ def solve(course: SimpleNamespace, *numbers: str) -> None:
     """Copy our answers from the wheel to the exercises of the written course."""
     answers = course.packages / "accel_demo/course/tutorials/exercises/answers"
     for number in numbers:
-        [answer] = answers.glob(f"{number}_*.py")
+        [answer] = answers.glob(f"{number}_*")
         shutil.copy(answer, course.folder / "tutorials" / "exercises")

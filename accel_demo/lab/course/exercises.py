@@ -7,6 +7,8 @@ from pathlib import Path
 from accel_demo.errors import UserError
 from accel_demo.lab.course.originals import EXERCISES, TUTORIALS
 
+SUFFIXES = (".py", ".sbatch")  # of exercise files
+
 
 @dataclass(frozen=True)
 class Exercise:
@@ -16,12 +18,12 @@ class Exercise:
 
     @cached_property
     def original(self) -> Path:
-        """The exercise file as we wrote it."""
-        return _one_file(EXERCISES, f"{self.number}_*.py")
+        """The exercise file as we wrote it: a Python file, or a batch script for Slurm."""
+        return _one_file(EXERCISES, *(f"{self.number}_*{suffix}" for suffix in SUFFIXES))
 
     @cached_property
     def answer(self) -> Path:
-        return _one_file(EXERCISES / "answers", f"{self.number}_*.py")
+        return _one_file(EXERCISES / "answers", f"{self.number}_*{self.original.suffix}")
 
     @cached_property
     def grader(self) -> Path:
@@ -70,9 +72,10 @@ def exercise_named(number: str) -> Exercise:
     return exercises[number]
 
 
-def _one_file(folder: Path, pattern: str) -> Path:
-    files = sorted(folder.glob(pattern))
+def _one_file(folder: Path, *patterns: str) -> Path:
+    files = sorted(file for pattern in patterns for file in folder.glob(pattern))
     if len(files) != 1:
         found = " and ".join(file.name for file in files) or "no such file"
-        raise UserError(f"expected one file {folder / pattern}, got {found}. Reinstall accel-demo.")
+        expected = folder / patterns[0]
+        raise UserError(f"expected one file {expected}, got {found}. Reinstall accel-demo.")
     return files[0]
