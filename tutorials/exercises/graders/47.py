@@ -143,7 +143,7 @@ class Check:
                 )
             if len(reports) < PROCESSES and status.state in (ENDED, REQUEUED):
                 started = f"only {len(reports)} of {PROCESSES} processes had started train.py"
-                raise Wrong(f"the job has ended when {started}{self.tail(job, status)}", LAUNCHERS)
+                raise self.failure(job, status, f"the job has ended when {started}", LAUNCHERS)
             return len(reports) == PROCESSES
 
         self.wait(job, look, f"not all {PROCESSES} processes have started train.py")
@@ -205,9 +205,9 @@ class Check:
             if status.state not in (ENDED, REQUEUED):
                 return False
             if status.exit_code or status.signal or status.state == REQUEUED:
-                raise Wrong(f"{subject} has failed{self.tail(job, status)}")
+                raise self.failure(job, status, f"{subject} has failed")
             if not (self.folder / run / "model.safetensors").exists():
-                raise Wrong(f"{subject} has ended without weights{self.tail(job, status)}")
+                raise self.failure(job, status, f"{subject} has ended without weights")
             return True
 
         self.wait(job, look, f"{subject} has not ended")
@@ -221,7 +221,7 @@ class Check:
 
         def is_training(status: Status) -> bool:
             if status.state in (ENDED, REQUEUED):
-                raise Wrong(f"the second job has failed{self.tail(job, status)}")
+                raise self.failure(job, status, "the second job has failed")
             file = run / "metrics.jsonl"
             return file.exists() and file.read_bytes().count(b"\n") >= WARN_AFTER
 
@@ -242,7 +242,7 @@ class Check:
             if status.signal:
                 raise Wrong("the warning ended the script, and the processes with it")
             if not is_saved:
-                raise Wrong(f"after the warning, no checkpoint was saved{self.tail(job, status)}")
+                raise self.failure(job, status, "after the warning, no checkpoint was saved")
             if status.state == ENDED:
                 raise Wrong(
                     "after the warning, the processes saved, but the job has ended and is not in "
@@ -260,7 +260,7 @@ class Check:
 
         def look(status: Status) -> bool:
             if status.state == ENDED and not start.exists():
-                raise Wrong(f"the requeued job has failed{self.tail(job, status)}")
+                raise self.failure(job, status, "the requeued job has failed")
             return start.exists()
 
         self.wait(job, look, "the requeued job has not begun to train")
@@ -284,11 +284,17 @@ class Check:
                 raise NotFinished(f"after {seconds:g} s, {problem}{place}")
             time.sleep(0.1)
 
-    def tail(self, job: str, status: Status | None = None) -> str:
-        """Return the end of a sentence: the exit code, and the last lines that the job printed."""
-        code = f" (exit code {status.exit_code})" if status and status.exit_code else ""
+    def failure(self, job: str, status: Status, text: str, read: str = "") -> Wrong:
+        """Return the error that describes why a job has failed."""
+        if "EADDRINUSE" in self.slurm.output(job):
+            return NotFinished(f"{text}, because another program uses its port")
+        code = f" (exit code {status.exit_code})" if status.exit_code else ""
+        return Wrong(f"{text}{code}{self.tail(job)}", read)
+
+    def tail(self, job: str) -> str:
+        """Return the last lines that the job has printed, as the end of a sentence."""
         lines = self.slurm.output(job).strip().splitlines()[-3:]
-        return f"{code}. The last lines of its output:\n" + "\n".join(lines) if lines else code
+        return ". The last lines of its output:\n" + "\n".join(lines) if lines else ""
 
 
 def is_loopback(address: str) -> bool:

@@ -36,6 +36,7 @@ LAUNCHERS = {
     "torchrun": "torch.distributed.run",
     "accelerate": "accelerate.commands.accelerate_cli",
 }
+OF_STEPS = {"STEP_NUM_TASKS", "STEP_NODELIST", "STEP_ID", "LAUNCH_NODE_IPADDR"}  # variables
 WAITING, RUNNING, REQUEUED, ENDED = "waiting", "running", "requeued", "ended"
 
 
@@ -227,7 +228,7 @@ class Job:
         of_slurm = slurm_variables(plan, 0, 0)
         of_tasks = {"NTASKS", "NPROCS"} if not tasks else set()
         of_tasks |= {"NTASKS_PER_NODE"} if not per_node else set()
-        for name in of_tasks | {"STEP_NUM_TASKS", "STEP_NODELIST", "STEP_ID"}:
+        for name in of_tasks | OF_STEPS:
             del of_slurm[f"SLURM_{name}"]
         first, *others = [node.rpartition(".") for node in self.nodes]
         nodes = f"{first[0]}.[{first[2]}-{others[-1][2]}]" if others else self.nodes[0]

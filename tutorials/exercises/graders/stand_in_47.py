@@ -139,7 +139,8 @@ def expanded(nodes: str) -> list[str]:
     for prefix, ranges in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?", nodes):
         numbers = [part.partition("-") for part in ranges.split(",")] if ranges else []
         for first, _, last in numbers:
-            names += [f"{prefix}{n}" for n in range(int(first), int(last or first) + 1)]
+            numbered = range(int(first), int(last or first) + 1)
+            names += [f"{prefix}{number:0{len(first)}}" for number in numbered]
         names += [] if ranges else [prefix]
     return names
 
