@@ -28,6 +28,7 @@ PROCESSES, NODES = 4, 2
 TRAINING = "--train-samples 480 --test-samples 100 --epochs 1 --batch-size 4 --log-every 1"
 WHOLE, STOPPED = "runs/whole", "runs/stopped"
 WARN_AFTER = 2  # steps
+POLL_INTERVAL = 0.2  # seconds
 STEP_LIMIT = 15  # seconds until the script's first `srun`
 VARIABLES = {"rank": "RANK", "address": "MASTER_ADDR", "port": "MASTER_PORT"}
 TASKS = "One task per process"
@@ -282,7 +283,7 @@ class Check:
             if time.monotonic() > deadline:
                 place = ": it still waits for nodes" if status.state == WAITING else self.tail(job)
                 raise NotFinished(f"after {seconds:g} s, {problem}{place}")
-            time.sleep(0.1)
+            time.sleep(POLL_INTERVAL)
 
     def failure(self, job: str, status: Status, text: str, read: str = "") -> Wrong:
         """Return the error that describes why a job has failed."""

@@ -32,10 +32,6 @@ JOB_MINUTES = 5  # time limit of a job that is really submitted, so that none is
 KILL_WAIT = 30  # seconds from SIGTERM to SIGKILL, as in Slurm
 # Linux has all addresses that begin with 127. Other systems have the first one, at which jobs meet.
 NODES = [["127.0.0.1", "127.0.0.2"], ["127.0.0.3", "127.0.0.4"]]
-LAUNCHERS = {
-    "torchrun": "torch.distributed.run",
-    "accelerate": "accelerate.commands.accelerate_cli",
-}
 OF_STEPS = {"STEP_NUM_TASKS", "STEP_NODELIST", "STEP_ID", "LAUNCH_NODE_IPADDR"}  # variables
 WAITING, RUNNING, REQUEUED, ENDED = "waiting", "running", "requeued", "ended"
 
@@ -96,18 +92,19 @@ class Slurm:
         return job
 
     def status(self, job: str) -> Status:
-        state, restarts = self._value(job, "JobState"), self._value(job, "Restarts")
+        shown = self._show(job)
+        state = shown["JobState"]
         if state == "PENDING":
-            return Status(REQUEUED if restarts != "0" else WAITING)
+            return Status(REQUEUED if shown["Restarts"] != "0" else WAITING)
         if state in ("RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED"):
             steps = self._run("squeue", "--steps", "--noheader", "--format=%i", f"--jobs={job}")
             names = [name.partition(".")[2] for name in steps.split()]
             return Status(RUNNING, steps=any(name.isdigit() for name in names))
-        code, _, number = self._value(job, "ExitCode").partition(":")
+        code, _, number = shown["ExitCode"].partition(":")
         return Status(ENDED, int(code), int(number))
 
     def nodes(self, job: str) -> list[str]:
-        return expanded(self._value(job, "NodeList"))
+        return expanded(self._show(job)["NodeList"])
 
     def warn(self, job: str) -> None:
         """Send what Slurm sends before the time limit."""
@@ -138,10 +135,8 @@ class Slurm:
             return self.status(job).state != ENDED
         return False
 
-    def _value(self, job: str, name: str) -> str:
-        shown = self._run("scontrol", "show", "job", job)
-        match = re.search(rf"(?<!\S){name}=(\S*)", shown)
-        return match[1] if match else ""
+    def _show(self, job: str) -> dict[str, str]:
+        return dict(re.findall(r"(?<!\S)(\w+)=(\S*)", self._run("scontrol", "show", "job", job)))
 
     def _run(self, *command: str) -> str:
         result = run_to_end([*command], COMMAND_LIMIT, environment=dict(os.environ))
@@ -161,10 +156,8 @@ class StandIn:
         self.first_job = random.randrange(10_000, 60_000)  # scripts compute ports from it
         stand_in = str(Path(__file__).with_name("stand_in_47.py"))
         commands = {name: [sys.executable, stand_in, name] for name in COMMANDS}
-        if python := os.environ.get("PYTHON_EXEC"):  # torchrun starts its processes with it
-            commands |= {"python": [python]} | {
-                name: [python, "-m", module] for name, module in LAUNCHERS.items()
-            }
+        if python := os.environ.get("PYTHON_EXEC"):  # torchrun starts its processes with it, too
+            commands["python"] = [python]
         (folder / "programs").mkdir()
         for name, words in commands.items():
             file = folder / "programs" / name
