@@ -29,6 +29,7 @@ from accel_demo.processes.launch import run_to_end, start
 COMMAND_LIMIT = 20  # seconds for one of Slurm's commands
 ANSWER_LIMIT = 5  # seconds until a cluster has answered
 JOB_MINUTES = 5  # time limit of a job that is really submitted, so that none is left behind
+RESTART_DELAY = 3  # seconds; a node refuses a job again in the second in which it has ended
 KILL_WAIT = 30  # seconds from SIGTERM to SIGKILL, as in Slurm
 # Linux has all addresses that begin with 127. Other systems have the first one, at which jobs meet.
 NODES = [["127.0.0.1", "127.0.0.2"], ["127.0.0.3", "127.0.0.4"]]
@@ -114,6 +115,7 @@ class Slurm:
 
     def start_again(self, job: str) -> None:
         """Start a requeued job, which would wait for two minutes."""
+        time.sleep(RESTART_DELAY)
         self._run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def output(self, job: str) -> str:
