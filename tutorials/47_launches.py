@@ -52,7 +52,11 @@ def main() -> None:
             nodes = len({node for *_, node in found})
             what = " + ".join(describe(size, count) for size, count in groups.items()) or "none"
             rows.append([f"`{line}`", tasks, what, nodes, code])
-    print(table(["last line of the script", "tasks per node", "processes", "nodes", "code"], rows))
+    print(
+        table(
+            ["last line of the script", "tasks per node", "processes", "nodes", "exit code"], rows
+        )
+    )
 
 
 def describe(size: int, count: int) -> str:

@@ -28,7 +28,7 @@ HEAD = ["preempted after step", "resumed after step", "in the queue again", "pro
 def main(times: int) -> None:
     whole = submit("nodes.sbatch", "runs/whole")
     start = wait(lambda: "step 1:" in printed(whole), "to train")
-    print(f"From sbatch to the end of the first step: {start:.1f} s")
+    print(f"From sbatch to the end of the first step: {start:.1f} s\n")
     wait(lambda: state(whole, "JobState") == "COMPLETED", "to end")
     rows = []
     for number in range(1, times + 1):

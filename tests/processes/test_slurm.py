@@ -124,6 +124,7 @@ def test_a_preempted_job_is_requeued_and_ends_with_the_bits_of_an_uninterrupted_
     urgent = cluster.run("sbatch", *flags).strip()
     cluster.wait(urgent)
     assert cluster.state(job, "Restarts") == "1" and cluster.state(job, "JobState") == "PENDING"
+    time.sleep(3)  # a node may refuse a job again in the second in which it has ended
     cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     printed = cluster.wait(job)
     assert "stopped after step" in printed and "resumed from" in printed and "done: " in printed
