@@ -91,8 +91,17 @@ def test_a_link_leads_to_the_chinese_page_if_there_is_one(page):
         assert sorted(LINK.findall(chinese)) == expected, heading
 
 
+@pytest.mark.parametrize("page", [*PAGES, "README.md"])
+def test_both_pages_begin_with_a_link_to_the_other(page):
+    english, chinese = (text.partition("\n## ")[0] for text in both(page))
+    assert f"(zh/{page})" in english
+    assert f"\n[English](../{page})\n" in chinese
+
+
 def in_chinese(target):
     """Return the target of a link that a Chinese page has in place of an English page's target."""
+    if target.startswith("zh/"):  # the English page's link to its translation
+        return target.replace("zh/", "../")
     path, _, anchor = target.partition("#")
     if "://" in target or path not in PAGES:
         return target if "://" in target else f"../{target}"
