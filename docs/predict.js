@@ -1,8 +1,23 @@
 // Ask for the reader's prediction, and show the results after it. Without JavaScript, all is shown.
-const question = document.getElementById("predict");
-const answer = [...document.querySelectorAll("#predict ~ section strong")].find(
-  strong => strong.textContent.startsWith("Your prediction"));
-if (question && answer) ask();
+const WORDS = {
+  en: {
+    predict: "predict", see: "see", answer: "Your prediction", // sections, and how the answer begins
+    legend: "Prediction", field: "Your prediction", button: "Show results",
+    predicted: "You predicted: ", results: see => `The results are in <a href="${see}">See</a>. `,
+  },
+  "zh-CN": {
+    predict: "预测", see: "观察", answer: "预测题的答案",
+    legend: "你的预测", field: "你的预测", button: "显示结果",
+    predicted: "你的预测：", results: see => `结果见<a href="${see}">“观察”</a>一节。`,
+  },
+};
+const words = WORDS[document.documentElement.lang] ?? WORDS.en;
+const [question, see] = [words.predict, words.see].map(
+  name => document.getElementById(name)?.closest("section")); // MyST has Chinese names in a <span>
+const later = selector => [...document.querySelectorAll(`#${question.id} ~ ${selector}`)];
+const answer = question && later("section strong").find(
+  strong => strong.textContent.startsWith(words.answer));
+if (answer) ask();
 makeScrollable();
 document.querySelectorAll("[role=heading]").forEach(caption => { caption.ariaLevel = 2; });
 
@@ -14,7 +29,7 @@ function ask() {
   };
   const commit = prediction => {
     show(true);
-    form.replaceWith(sentence(prediction, 'The results are in <a href="#see">See</a>. '));
+    form.replaceWith(sentence(prediction, words.results(`#${see.id}`)));
     answer.closest("p").before(sentence(prediction));
   };
   const showTarget = () => { // of a link, from this page or from a different one
@@ -42,11 +57,12 @@ function ask() {
 // Return a form with the options of the question, or with a field for text if it has none.
 function makeForm() {
   const form = document.createElement("form");
-  form.innerHTML = "<fieldset><legend>Prediction</legend></fieldset><button>Show results</button>";
+  form.innerHTML =
+    `<fieldset><legend>${words.legend}</legend></fieldset><button>${words.button}</button>`;
   const lists = question.querySelectorAll("ul");
   const options = [...lists].find(list => list.textContent.trim().startsWith("(a)"));
   if (!options) form.firstChild.innerHTML +=
-    '<textarea name="prediction" rows="3" required aria-label="Your prediction"></textarea>';
+    `<textarea name="prediction" rows="3" required aria-label="${words.field}"></textarea>`;
   for (const option of options?.children ?? []) {
     const label = document.createElement("label");
     label.innerHTML = '<input type="radio" name="prediction" required> <span></span>';
@@ -60,8 +76,8 @@ function makeForm() {
 
 // Find the section "See", those after it, outputs before it, and entries in the table of contents.
 function findResults() {
-  const sections = [...document.querySelectorAll("#see, #see ~ section")];
-  const outputs = document.querySelectorAll("#predict ~ * :is(.highlight-text, .table-wrapper)");
+  const sections = [see, ...document.querySelectorAll(`#${see.id} ~ section`)];
+  const outputs = later("* :is(.highlight-text, .table-wrapper)");
   const entries = [...document.querySelectorAll(".toc-tree li")].filter(
     entry => sections.some(section => entry.querySelector("a").hash === `#${section.id}`));
   return [...sections, ...outputs, ...entries];
@@ -69,7 +85,7 @@ function findResults() {
 
 function sentence(prediction, before = "") {
   const paragraph = document.createElement("p");
-  const innerHTML = `${before}You predicted: <q></q>`;
+  const innerHTML = `${before}${words.predicted}<q></q>`;
   Object.assign(paragraph, { className: "prediction", tabIndex: -1, innerHTML });
   paragraph.querySelector("q").textContent = prediction;
   return paragraph;

@@ -15,8 +15,16 @@ from tests.conftest import BIN, REPOSITORY
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 COMMAND = "sphinx-build -W -E -c docs -d build/doctrees . build/site"
 WITH_OPTIONS, WITH_TEXT = "tutorials/46_send_less.html", "tutorials/22_ddp.html"
-TYPICAL = ["README.html", "tutorials/10_where_am_i.html", WITH_TEXT, WITH_OPTIONS]
+CHINESE = ["tutorials/zh/10_where_am_i.html", "tutorials/zh/11_from_one_process_to_many.html"]
+PREDICTING = [WITH_OPTIONS, WITH_TEXT, *CHINESE]
+TYPICAL = ["README.html", "tutorials/10_where_am_i.html", "tutorials/zh/README.html", *PREDICTING]
 VIEWS = [(390, "dark", True), (1280, "light", False)]
+MORE_VIEWS = [(390, "light", False), (1280, "dark", True)]
+# Sections and words of a page in each language
+WORDS = {
+    "en": ["Run", "See", "Why", "Your prediction", "Prediction", "Show results", "You predicted: "],
+    "zh-CN": ["运行", "观察", "为什么", "预测题的答案", "你的预测", "显示结果", "你的预测："],
+}
 WIDER_THAN_SCREEN = "document.documentElement.scrollWidth > innerWidth"
 SEVERE = """async () => (await axe.run({ preload: false })).violations
     .filter(found => ["serious", "critical"].includes(found.impact))
@@ -101,9 +109,9 @@ def read_links(path: Path) -> Links:
 
 def test_every_page_opens_on_a_phone_and_asks_for_a_prediction_if_it_has_an_answer(opened, site):
     with_answer, asking = set(), set()
-    for markdown in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "tutorials").glob("*.md")]:
+    for markdown in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "tutorials").glob("**/*.md")]:
         name = str(markdown.relative_to(REPOSITORY).with_suffix(".html"))
-        if "\n**Your prediction**" in markdown.read_text():
+        if re.search(r"\n\*\*(Your prediction|预测题的答案)\*\*", markdown.read_text()):
             with_answer.add(name)
     names = [str(path.relative_to(site)) for path in site.rglob("*.html")]
     page = opened("README.html", width=390)
@@ -111,20 +119,32 @@ def test_every_page_opens_on_a_phone_and_asks_for_a_prediction_if_it_has_an_answ
         page.goto((site / name).as_uri())
         assert not page.evaluate(WIDER_THAN_SCREEN), name
         assert name == "CONTRIBUTING.html" or "[[[cog" not in page.inner_text("body"), name
-        if page.locator("#predict form").count():
+        if page.locator("[name=prediction]").count():
             asking.add(name)
-            assert "Your prediction" not in page.inner_text("article"), name
-    assert with_answer == asking and len(asking) > 30
+            assert words_of(page)[3] not in page.inner_text("article"), name
+    assert with_answer == asking and len(asking) > 34
 
 
-@pytest.mark.parametrize(("width", "theme", "predicts"), VIEWS)
-@pytest.mark.parametrize("name", TYPICAL)
+def words_of(page):
+    """Return the words of the page's language."""
+    return WORDS[page.evaluate("document.documentElement.lang")]
+
+
+def section(page, heading):
+    return page.locator(f"section > section:has(> h2:text-matches('^{heading}¶'))")
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "theme", "predicts"),
+    [(name, *view) for name in TYPICAL for view in VIEWS]
+    + [(CHINESE[0], *view) for view in MORE_VIEWS],
+)
 def test_axe_finds_nothing_severe(opened, name, width, theme, predicts):
     from axe_playwright_python.base import AXE_SCRIPT
 
     page = opened(name, width, theme)
     page.evaluate(AXE_SCRIPT)
-    if predicts and name != "README.html":
+    if predicts and "README" not in name:
         predict(page)
     assert not page.evaluate(WIDER_THAN_SCREEN)
     assert page.evaluate(SEVERE) == []
@@ -138,7 +158,7 @@ def test_the_background_follows_the_theme_of_the_system(opened):
 
 def predict(page):
     """Predict with the keyboard."""
-    field = page.locator("#predict form [name=prediction]")
+    field = page.locator("[name=prediction]")
     field.first.focus()
     if field.count() > 1:
         page.keyboard.press("ArrowDown")
@@ -148,29 +168,34 @@ def predict(page):
     page.keyboard.press("Enter")
 
 
-@pytest.mark.parametrize("name", [WITH_OPTIONS, WITH_TEXT])
+@pytest.mark.parametrize("name", PREDICTING)
 def test_the_results_are_hidden_until_the_reader_has_predicted(opened, name):
     page = opened(name)
-    results = [
-        page.locator("#see"),
-        page.locator("#why"),
-        page.get_by_text("Your prediction", exact=True),
-    ]
-    page.click("#predict form button")  # without a prediction
-    assert page.locator("#run").is_visible()
-    assert not any(result.first.is_visible() for result in results)
+    run, see, why, answer, legend, button, predicted = words_of(page)
+    answers = page.get_by_text(answer, exact=True)  # one for each question
+    results = [section(page, see), section(page, why), *answers.all()]
+    entries = page.locator(".toc-tree").get_by_text(re.compile(f"^({see}|{why})$"))
+    assert page.inner_text("legend") == legend
+    page.get_by_role("button", name=button).click()  # without a prediction
+    assert section(page, run).is_visible()
+    assert len(results) > 2 and not any(result.is_visible() for result in results)
+    assert entries.evaluate_all("all => all.map(link => link.offsetParent)") == [None, None]
     predict(page)
-    assert all(result.first.is_visible() for result in results)
-    assert "You predicted: (b)" in page.locator(".prediction").nth(1).inner_text()
-    assert "You predicted: (b)" in page.evaluate("document.activeElement.innerText")
+    assert all(result.is_visible() for result in results)
+    assert f"{predicted}(b)" in page.locator(".prediction").nth(1).inner_text()
+    assert f"{predicted}(b)" in page.evaluate("document.activeElement.innerText")
+    assert None not in entries.evaluate_all("all => all.map(link => link.offsetParent)")
+    link = page.locator(".prediction a").get_attribute("href")
+    assert link == f"#{section(page, see).get_attribute('id')}"
     page.reload()
     assert page.locator(".prediction").nth(1).is_visible()
-    assert page.locator("#predict form").count() == 0
+    assert page.locator("[name=prediction]").count() == 0
 
 
-def test_outputs_before_the_section_see_are_hidden_too(opened):
-    page = opened("tutorials/11_from_one_process_to_many.html")
-    outputs = page.locator("#run .highlight-text")
+@pytest.mark.parametrize("folder", ["tutorials", "tutorials/zh"])
+def test_outputs_before_the_section_see_are_hidden_too(opened, folder):
+    page = opened(f"{folder}/11_from_one_process_to_many.html")
+    outputs = section(page, words_of(page)[0]).locator(".highlight-text")
     assert outputs.count() == 3 and not outputs.first.is_visible()
     predict(page)
     assert outputs.first.is_visible()
@@ -183,13 +208,62 @@ def test_a_link_to_a_section_shows_it_without_a_prediction(opened):
     page.wait_for_selector("#on-your-script", state="visible")
 
 
-def test_without_javascript_everything_is_shown(opened, chromium):
-    page = opened(WITH_OPTIONS)
+@pytest.mark.parametrize("name", [WITH_OPTIONS, CHINESE[0]])
+def test_without_javascript_everything_is_shown(opened, chromium, name):
+    page = opened(name)
     session = chromium.new_cdp_session(page)
     session.send("Emulation.setScriptExecutionDisabled", {"value": True})
     page.reload()
-    assert page.locator("#see").is_visible() and page.locator("#predict ul").nth(1).is_visible()
-    assert page.locator("form fieldset").count() == 0
+    _, see, _, answer, *_ = words_of(page)
+    assert section(page, see).is_visible() and page.get_by_text(answer).is_visible()
+    assert page.locator("section li").get_by_text(re.compile(r"^\(a\) ")).first.is_visible()
+    assert page.locator("[name=prediction]").count() == 0
+
+
+def test_each_page_and_each_title_in_the_sidebar_has_its_language(opened, site):
+    page, chinese = opened("README.html"), {*(site / "tutorials/zh").glob("*.html")}
+    assert len(chinese) > 4
+    for path in [*chinese, site / "tutorials/README.html", site / "docs/api.html"]:
+        page.goto(path.as_uri())
+        assert page.evaluate("document.documentElement.lang") == (
+            "zh-CN" if path in chinese else "en"
+        )
+        titles = page.evaluate(
+            """[...document.querySelectorAll(".sidebar-tree :is(a, .caption-text)")].map(
+                title => [title.textContent, title.closest("[lang]").lang])"""
+        )
+        assert len(titles) > 40
+        for title, language in titles:
+            assert (language == "zh-CN") == bool(re.search("[\u4e00-\u9fff]", title)), title
+
+
+def test_chinese_texts_of_english_pages_have_their_language(opened):
+    page = opened("tutorials/README.html")
+    language = "element => element.closest('[lang]').lang"
+    for text, expected in [("中文读者", "zh-CN"), ("激活值", "zh-CN"), ("activation", "en")]:
+        assert page.get_by_text(text, exact=True).first.evaluate(language) == expected
+
+
+@pytest.mark.parametrize("name", ["tutorials/zh/README.html", *CHINESE])
+def test_the_theme_is_in_chinese_on_a_chinese_page(opened, name):
+    page = opened(name)
+    attributes = """["aria-label", "title", "placeholder"].flatMap(name => {
+        const elements = [...document.querySelectorAll(`body [${name}]`)];
+        return elements.map(element => element.getAttribute(name));
+    })"""
+    texts = ".skip-to-content, .back-to-top, .toc-title, .related-pages .context, svg title"
+    labels = [*page.evaluate(attributes), *page.locator(texts).all_text_contents()]
+    assert len(labels) > 20
+    assert [label for label in labels if not re.search("[\u4e00-\u9fff]", label)] == []
+
+
+@pytest.mark.parametrize("chinese", ["tutorials/zh/README.html", *CHINESE])
+def test_a_page_leads_to_its_translation_and_back(opened, chinese):
+    page = opened(chinese)
+    page.get_by_role("link", name="English", exact=True).click()
+    assert page.url.endswith(chinese.replace("zh/", "")) and "/zh/" not in page.url
+    page.locator("article").get_by_role("link", name=re.compile("^中文")).first.click()
+    assert page.url.endswith(chinese)
 
 
 def test_the_index_leads_to_the_readme_and_the_search_finds_a_term(opened):
