@@ -212,7 +212,9 @@ class Check:
             return True
 
         self.wait(job, look, f"{subject} has not ended")
-        environment = json.loads((self.folder / run / "environment.json").read_text("utf-8"))
+        environment = json.loads(
+            (self.folder / run / "environment.json").read_text(encoding="utf-8")
+        )
         if environment["processes"] != PROCESSES:
             raise Wrong(f"only {environment['processes']} of {PROCESSES} processes were connected")
 
@@ -265,7 +267,7 @@ class Check:
             return start.exists()
 
         self.wait(job, look, "the requeued job has not begun to train")
-        step = json.loads(start.read_text("utf-8"))["step"]
+        step = json.loads(start.read_text(encoding="utf-8"))["step"]
         if step == 0:
             raise Wrong("the requeued job started again from the first step")
         self.ended(job, STOPPED, "the requeued job")
