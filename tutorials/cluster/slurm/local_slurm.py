@@ -16,6 +16,7 @@ Source: https://slurm.schedmd.com/slurm.conf.html
 
 import getpass
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -35,6 +36,7 @@ CONFIG = """\
 ClusterName=local
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
+FirstJobId={first}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
@@ -91,7 +93,8 @@ def start(folder: Path, port: int) -> None:
     (folder / "munge.key").touch(0o600)
     (folder / "munge.key").write_bytes(os.urandom(128))
     host, user = socket.gethostname(), getpass.getuser()
-    lines = [CONFIG.format(folder=folder, host=host, user=user, port=port)]
+    first = random.randrange(1, 9000)  # ports depend on it, and another cluster may run
+    lines = [CONFIG.format(folder=folder, host=host, user=user, port=port, first=first)]
     for number, node in enumerate(NODES, start=1):
         lines.append(f"NodeName={node} NodeHostname={host} Port={port + number} CPUs=2\n")
     (folder / "slurm.conf").write_text("".join(lines), encoding="utf-8")
