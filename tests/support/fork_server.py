@@ -150,6 +150,8 @@ def main(listener: int, lifeline: int, python: str) -> None:
         if end.code is not None and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
     except BaseException as error:
+        while (place := error.__traceback__) and place.tb_frame.f_code.co_filename == __file__:
+            error.__traceback__ = place.tb_next  # a traceback begins in the program
         sys.last_value = error  # as Python does before it prints an error
         sys.excepthook(type(error), error, error.__traceback__)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
