@@ -305,7 +305,9 @@ def test_the_old_launcher_passes_local_rank_with_a_hyphen_since_2_0():
 
 
 def test_nccl_means_nccl2_which_raises_the_errors_on_the_page_and_reads_local_rank():
-    bound_to("torch", PAGE.name, "with torch {version} (where `nccl` means `nccl2`)")
+    bound_to(
+        "torch", PAGE.name, "with torch {version} (whose `nccl` is an implementation named `nccl2`)"
+    )
     default = inspect.getsource(distributed_c10d._register_builtin_nccl_backend)
     assert "else _create_nccl2_process_group" in default
     create = inspect.getsource(distributed_c10d._create_nccl2_process_group)
@@ -319,7 +321,7 @@ def test_nccl_means_nccl2_which_raises_the_errors_on_the_page_and_reads_local_ra
 
 
 def test_ddp_uses_output_device_only_for_its_log():
-    bound_to("torch", PAGE.name, "In torch {version}, DDP only logs the result")
+    bound_to("torch", PAGE.name, "In torch {version}, DDP only logs this device")
     lines = inspect.getsource(DistributedDataParallel).splitlines()
     uses = [line.strip() for line in lines if "self.output_device" in line]
     assert uses == [
