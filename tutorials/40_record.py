@@ -74,7 +74,7 @@ RECORDS = {
     "send_less_rates": ["python tutorials/46_rates.py"],
     "slurm_tasks": ["accel-demo nodes --slurm-variables -- python tutorials/47_tasks.py"],
     "launches": ["python tutorials/47_launches.py"],
-    "preempt": ["python tutorials/47_preempt.py --times 3"],
+    "preempt": ["python tutorials/47_preempt.py"],
     "lost_machine": ["python tutorials/45_lost_machine.py --plot tutorials/45_lost_machine.svg"],
 }
 UNDER_SLURM = ["launches", "preempt"]

@@ -44,7 +44,7 @@ PROCESS = re.compile(r"process (\d+) of (\d+) on (\S+)")
 
 def main() -> None:
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # which the nodes share
         for line, (tasks, command) in tqdm(SCRIPTS.items(), unit="job", leave=False, disable=None):
             code, printed = run(Path(folder), tasks, command)
             found = PROCESS.findall(printed)
@@ -70,8 +70,8 @@ def run(folder: Path, tasks: int, command: str) -> tuple[int, str]:
     script.write_text(f"{PROLOG}{command}\n", encoding="utf-8")
     flags = f"--wait --time 5 --nodes 2 --ntasks-per-node {tasks} --output {output}".split()
     result = subprocess.run(["sbatch", *flags, str(script)], capture_output=True, text=True)
-    if not result.stdout:
-        raise UserError(f"sbatch failed: {result.stderr.strip()}")
+    if not output.exists():
+        raise UserError(f"the job has printed nothing: {result.stderr.strip() or result.stdout}")
     return result.returncode, output.read_text(encoding="utf-8", errors="replace")
 
 

@@ -1,9 +1,11 @@
-"""Preempt a training job at a random step, let it resume, and compare it with an undisturbed one.
+"""Stop training jobs at random steps, let them resume, and compare them with an undisturbed one.
+
+Some are preempted. Others get the signal that Slurm sends before the time limit.
 
 In a written course, with a cluster from local_slurm.py:
 
 eval "$(python tutorials/cluster/slurm/local_slurm.py up)"
-python tutorials/47_preempt.py --times 1   # takes four minutes: Slurm waits before it requeues
+python tutorials/47_preempt.py   # takes minutes: a requeued job waits for two of them
 """
 
 import hashlib
@@ -22,29 +24,35 @@ SCRIPTS = Path("tutorials/cluster/slurm")
 SIZES = "--train-samples 4096 --test-samples 200 --epochs 3 --print-every 1".split()
 STEPS = 24  # of all epochs together
 TIME_LIMIT = 900  # seconds to wait for one event
-HEAD = ["preempted after step", "resumed after step", "in the queue again", "processes", "weights"]
+PREEMPT = ["sbatch", "--partition=urgent", "--nodes=2", "--output=/dev/null", "--wrap=sleep 5"]
+WARN = ["scancel", "--signal=USR1", "--batch"]  # as Slurm does before the time limit
+HEAD = ["reason", "stopped after step", "resumed after", "in the queue", "processes", "weights"]
 
 
 def main(times: int) -> None:
     whole = submit("nodes.sbatch", "runs/whole")
-    start = wait(lambda: "step 1:" in printed(whole), "to train")
-    print(f"From sbatch to the end of the first step: {start:.1f} s\n")
     wait(lambda: state(whole, "JobState") == "COMPLETED", "to end")
     rows = []
     for number in range(1, times + 1):
-        job = submit("requeue.sbatch", f"runs/preempted-{number}")
-        step = random.randint(1, STEPS // 2)
-        wait(lambda job=job, step=step: f"step {step}:" in printed(job), "to train")
-        slurm("sbatch", "--partition=urgent", "--nodes=2", "--output=/dev/null", "--wrap=sleep 5")
-        wait(lambda job=job: state(job, "Restarts") == "1", "to be requeued")
-        queued = wait(lambda job=job: state(job, "JobState") == "RUNNING", "to start again")
-        wait(lambda job=job: state(job, "JobState") == "COMPLETED", "to end")
-        stopped = " and ".join(re.findall(r"stopped after step (\d+)", printed(job)))
-        resumed = " and ".join(re.findall(r"resumed from .* after step (\d+)", printed(job)))
-        groups = re.findall(r"(\d+) processes on \w+ \(", printed(job))
-        equal = "equal" if weights(f"preempted-{number}") == weights("whole") else "different"
-        rows.append([stopped, resumed, f"{queued:.0f} s", ", then ".join(groups), equal])
+        rows.append(["preemption", *stop(f"preempted-{number}", lambda _: PREEMPT)])
+        rows.append(["time limit", *stop(f"warned-{number}", lambda job: [*WARN, job])])
     print(table(HEAD, rows))
+
+
+def stop(run: str, command: Callable[[str], list[str]]) -> list[str]:
+    """Stop a job with a command that depends on its number, and return a row of the table."""
+    job = submit("requeue.sbatch", f"runs/{run}")
+    step = random.randint(1, STEPS // 2)
+    wait(lambda: f"step {step}:" in printed(job), "to train")
+    slurm(*command(job))
+    wait(lambda: state(job, "Restarts") == "1", "to be requeued")
+    seconds = wait(lambda: state(job, "JobState") == "RUNNING", "to start again")
+    wait(lambda: state(job, "JobState") == "COMPLETED", "to end")
+    stopped = " and ".join(re.findall(r"stopped after step (\d+)", printed(job)))
+    resumed = " and ".join(re.findall(r"resumed from .* after step (\d+)", printed(job)))
+    groups = ", then ".join(re.findall(r"(\d+) processes on \w+ \(", printed(job)))
+    equal = "equal" if weights(run) == weights("whole") else "different"
+    return [stopped, resumed, f"{seconds:.0f} s", groups, equal]
 
 
 def submit(script: str, folder: str) -> str:
@@ -92,12 +100,12 @@ def wait(is_done: Callable[[], bool], what: str) -> float:
 if __name__ == "__main__":
     with one_line_errors():
         parser = Parser(__doc__)
-        help = "number of jobs, one after the other (%(default)s)"
+        help = "number of jobs that are stopped for each reason (%(default)s)"
         parser.add_argument("--times", type=int, default=1, metavar="N", help=help)
         options = parser.parse_args()
         if not Path("train.py").exists():
             raise UserError("there is no train.py here. `accel-demo init` writes a course with it.")
-        if list(Path("runs").glob("preempted-*")) or Path("runs/whole").exists():
+        if Path("runs/whole").exists():
             raise UserError("runs/ has results of an earlier start; use a new folder")
         Path("runs").mkdir(exist_ok=True)
         main(options.times)

@@ -142,7 +142,15 @@ def test_slurm_variables_replace_those_of_a_launcher_for_each_process_of_a_scrip
         assert each["SLURM_NODEID"] == "1" and each["SLURMD_NODENAME"] == "10.0.0.2"
 
 
-@pytest.mark.parametrize("command", ["torchrun x.py", "accelerate launch x.py", "bash start.sh"])
+def test_each_task_gets_only_what_srun_sets():
+    plan = replace(PLAN, slurm=True)
+    for command in (["python", "x.py"], ["bash", "-c", "RANK=$SLURM_PROCID python x.py"]):
+        commands = launches.commands_for(command, plan, 1)
+        assert len(commands) == 3
+        assert all(name.startswith("SLURM") for _, given in commands for name in given)
+
+
+@pytest.mark.parametrize("command", ["torchrun x.py", "accelerate launch x.py"])
 def test_a_launcher_is_the_only_task_of_its_node(command):
     [(_, variables)] = launches.commands_for(command.split(), replace(PLAN, slurm=True), 1)
     names = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE")

@@ -28,10 +28,10 @@ def test_of_the_four_lines_in_the_question_only_srun_torchrun_starts_one_group()
     assert rows["`srun python …`"] == "4 groups of 1"
 
 
-def test_each_preempted_job_resumed_at_its_step_and_ended_with_the_same_bits():
-    rows = rows_below(PAGE, "preempted after step")
-    assert len(rows) == 3
-    for stopped, resumed, queued, processes, weights in rows:
+def test_each_stopped_job_resumed_at_its_step_and_ended_with_the_same_bits():
+    rows = rows_below(PAGE, "reason")
+    assert [reason for reason, *_ in rows] == ["preemption", "time limit"]
+    for _, stopped, resumed, queued, processes, weights in rows:
         assert stopped == resumed and weights == "equal"
         assert float(queued.split()[0]) > 100 and processes == "4, then 4"
 

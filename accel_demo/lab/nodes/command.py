@@ -131,8 +131,8 @@ def make_parser() -> Parser:
     add("--restart-after", type=float, metavar="S", help=help)
     help = "go on with fewer nodes if one fails: torchrun --nnodes 1:N"
     add("--elastic", action="store_true", help=help)
-    help = "set the variables of Slurm's srun: for each process of a Python script that reads "
-    help += "SLURM_PROCID, or for one launcher per node"
+    help = "start the command as Slurm's srun does: a task per process, or one launcher per node, "
+    help += "with the variables that srun sets"
     add("--slurm-variables", action="store_true", help=help)
     help = "if no node prints a line for S seconds, say what was seen so far (default: 60)"
     add("--silence", type=float, default=60, metavar="S", help=help)

@@ -55,11 +55,18 @@ def commands_for(command: list[str], plan: Plan, node: int) -> list[tuple[list[s
 
     `{node}` in the command is replaced by the node's rank. A launcher gets flags for its node, in
     front of the reader's own flags, which take precedence. A Python script is started once per
-    process, with the variables that a launcher would set, or those of `srun` if `plan.slurm` is
-    true. Everything else is started once, with variables from which a torchrun inside it reads its
-    flags.
+    process, with the variables that a launcher would set. Everything else is started once, with
+    variables from which a torchrun inside it reads its flags.
+
+    If `plan.slurm` is true, everything but a launcher is started once per process, and gets only
+    the variables that `srun` sets.
     """
     words = [word.replace("{node}", str(node)) for word in command]
+    kind, place = launcher_in(words)
+    local_ranks = range(plan.processes_per_node)
+    if plan.slurm and kind not in ("torchrun", "accelerate"):
+        check_not_elastic(plan, Path(words[0]).name)
+        return [(words, slurm_variables(plan, node, local)) for local in local_ranks]
     shared = {
         "NODE_RANK": str(node),
         "NNODES": str(plan.nodes),
@@ -67,14 +74,9 @@ def commands_for(command: list[str], plan: Plan, node: int) -> list[tuple[list[s
         "MASTER_ADDR": plan.address,
         "MASTER_PORT": str(plan.port),
     }
-    kind, place = launcher_in(words)
     if kind == "python":
         check_not_elastic(plan, "python")
-        variables = slurm_variables if plan.slurm else rank_variables
-        return [
-            (words, shared | variables(plan, node, local))
-            for local in range(plan.processes_per_node)
-        ]
+        return [(words, shared | rank_variables(plan, node, local)) for local in local_ranks]
     if plan.slurm:
         shared |= slurm_variables(replace(plan, processes_per_node=1), node, 0)
     if kind == "torchrun":
@@ -182,8 +184,8 @@ def slurm_variables(plan: Plan, node: int, local_rank: int) -> dict[str, str]:
         "NODELIST": nodes,
         "STEP_NODELIST": nodes,
         "LAUNCH_NODE_IPADDR": plan.address,
-        "JOB_ID": 1,
-        "JOBID": 1,
+        "JOB_ID": plan.port,  # another number in each run, as in a cluster
+        "JOBID": plan.port,
         "STEP_ID": 0,
     }
     named = {f"SLURM_{name}": str(value) for name, value in variables.items()}
