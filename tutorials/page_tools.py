@@ -38,7 +38,7 @@ def code(path: str, start: str | None = None, end: str | None = None) -> None:
     The part starts at the first line that contains `start`. It stops before the next line that
     contains `end`. The defaults are the beginning and the end of the file.
     """
-    language = {".py": "python", ".yaml": "yaml"}.get(Path(path).suffix, "text")
+    language = {".py": "python", ".yaml": "yaml", ".sbatch": "sh"}.get(Path(path).suffix, "text")
     _block(language, "\n".join(_part(path, start, end)))
 
 
