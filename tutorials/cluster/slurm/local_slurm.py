@@ -151,14 +151,6 @@ def run(*command: str) -> str:
     return result.stdout
 
 
-def is_running(process: psutil.Process) -> bool:
-    """Return False also for a zombie: it has ended, but its parent hasn't asked for its code."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def wait(is_done, otherwise: str) -> None:
     deadline = time.monotonic() + TIME_LIMIT
     while not is_done():
