@@ -104,7 +104,7 @@ if __name__ == "__main__":
         parser.add_argument("--times", type=int, default=1, metavar="N", help=help)
         options = parser.parse_args()
         if not Path("train.py").exists():
-            raise UserError("there is no train.py here. `accel-demo init` writes a course with it.")
+            raise UserError("there is no train.py here. Write a course with `accel-demo init`.")
         if Path("runs/whole").exists():
             raise UserError("runs/ has results of an earlier start; use a new folder")
         Path("runs").mkdir(exist_ok=True)
