@@ -52,11 +52,8 @@ def main() -> None:
             nodes = len({node for *_, node in found})
             what = " + ".join(describe(size, count) for size, count in groups.items()) or "none"
             rows.append([f"`{line}`", tasks, what, nodes, code])
-    print(
-        table(
-            ["last line of the script", "tasks per node", "processes", "nodes", "exit code"], rows
-        )
-    )
+    head = ["last line of the script", "tasks per node", "processes", "nodes", "exit code"]
+    print(table(head, rows))
 
 
 def describe(size: int, count: int) -> str:
@@ -68,6 +65,7 @@ def run(folder: Path, tasks: int, command: str) -> tuple[int, str]:
     """Submit a job on two nodes, and wait for it. Return its exit code and what it printed."""
     script, output = folder / "job.sbatch", folder / "output.txt"
     script.write_text(f"{PROLOG}{command}\n", encoding="utf-8")
+    output.unlink(missing_ok=True)  # of the job before
     flags = f"--wait --time 5 --nodes 2 --ntasks-per-node {tasks} --output {output}".split()
     result = subprocess.run(["sbatch", *flags, str(script)], capture_output=True, text=True)
     if not output.exists():
