@@ -54,7 +54,7 @@ def test_a_written_course_has_the_files_that_its_commands_name(folder):
         text = TOOLS["THEIRS"].sub("", page.read_text())
         blocks = re.findall(r"^```(?:ba)?sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
         for command in "".join(blocks).replace("\\\n", " ").splitlines():
-            command = command.partition("  # ")[0]
+            command = re.split(r"(?:^|  )#", command)[0]  # without comments, and so without #SBATCH
             for path in re.findall(r"(?<![\w/.])[\w./]+\.(?:py|yaml|txt)\b", command):
                 is_written_by_the_command = f"> {path}" in command or "runs/" in path
                 is_theirs = path.startswith(("my_", "your_")) or path == "script.py"
