@@ -413,7 +413,9 @@ def test_the_time_of_a_step_is_the_bytes_over_the_rate(start):
     ended = start([*IN_NAMESPACES, *options, "--", "torchrun", STEP])
     match = re.search(r"processes 2, gradient bytes (\d+), seconds per step (\S+)", ended.stdout)
     assert match, ended.stdout + ended.stderr
-    assert float(match[2]) == pytest.approx(8 * int(match[1]) / 50e6, rel=0.25)
+    at_the_rate = 8 * int(match[1]) / 50e6  # seconds
+    # Other work on the machine only makes a step longer. At half the rate it takes twice as long.
+    assert 0.9 * at_the_rate < float(match[2]) < 1.6 * at_the_rate
 
 
 @pytest.mark.system
