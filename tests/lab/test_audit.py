@@ -277,6 +277,21 @@ def test_the_result_says_if_nothing_was_trained(tmp_path):
     assert "no errors, no warnings, but no optimizer step was seen" in printed
 
 
+def test_the_result_says_if_the_launcher_started_only_one_process(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "from accelerate import Accelerator\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "model, optimizer = Accelerator().prepare(model, torch.optim.SGD(model.parameters()))\n"
+        "model(torch.ones(1)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    result = audit(tmp_path, "--", "accelerate", "launch", "--num_processes", "2", "train.py")
+    expected = "no errors, no warnings, but there was only one process: nothing was compared"
+    assert expected in result.stdout.splitlines(), result.stdout + result.stderr
+    assert "\nchecked in 1 process: " in result.stdout
+
+
 def test_a_second_audit_in_the_same_folder_is_refused(tmp_path):
     command = ["accel-demo", "audit", "--", "python", "-c", "import time; time.sleep(60)"]
     with open(tmp_path / "output.txt", "w+") as output:

@@ -18,8 +18,7 @@ def print_result(result: AuditResult) -> None:
     for line in result.waits:
         display(f"\nwarning: {line}")
     if not result.has_findings:
-        trained = any(rank.optimizer_steps for rank in result.ranks)
-        display("no errors, no warnings" + ("" if trained else ", but no optimizer step was seen"))
+        display(f"no errors, no warnings{_reservation(result)}")
     display()
     for finding in result.findings:
         if finding.verdict == NOTE:
@@ -42,6 +41,15 @@ def print_result(result: AuditResult) -> None:
     _print_files("new", [short_path(path) for path in result.new])
     if result.killed_processes:
         display(f"killed after the end: {counted(result.killed_processes, 'process')}")
+
+
+def _reservation(result: AuditResult) -> str:
+    """Return why a result without errors and warnings means little, or ""."""
+    if len(result.ranks) == 1:
+        return ", but there was only one process: nothing was compared"
+    if not any(rank.optimizer_steps for rank in result.ranks):
+        return ", but no optimizer step was seen"
+    return ""
 
 
 def _print_files(what: str, lines: list[str]) -> None:

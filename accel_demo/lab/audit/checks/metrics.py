@@ -15,6 +15,7 @@ from accel_demo.wording import counted
 PAGE = "30_who_saw_which_sample"
 LEAST = 8  # samples that two ranks evaluate. Fewer may be equal by chance, in a draw of each rank
 OF_PASSES = ("pass", "batch", "pass end")  # kinds of events
+SUMS = re.compile(r"all_?reduce")  # names of collectives
 CHANGES = ("write", "save", "rename", "append")  # of a file
 # Callers of collectives that combine no results: replicas, shards, random states, checkpoints
 OF_LIBRARIES = re.compile(
@@ -94,19 +95,38 @@ def _of_shares(evidence: Evidence, evaluations: list) -> Finding | None:
                 "The global generator differs if one rank alone has drawn random numbers.",
                 PAGE,
             )
-    is_padded = begin["sampler"] == "DistributedSampler" and begin["padded"]
-    if all(combined) and is_padded:
-        return Finding(
-            NOTE,
-            "metrics",
-            f"DistributedSampler repeats {counted(begin['padded'], 'sample')} in this evaluation, "
-            "so that all ranks have equally many: a metric of all ranks counts them twice, unless "
-            "the script drops them.",
-            "Put the results of all ranks back into the sampler's order, and keep as many as the "
-            "dataset has samples.",
-            PAGE,
-        )
+    if all(combined) and begin["padded"]:
+        return _of_padding(begin, evidence.ranks, evaluations)
     return None
+
+
+def _of_padding(begin: dict, ranks: list[Rank], evaluations: list) -> Finding | None:
+    """Report that results of all ranks may contain repeated samples. None if something drops them.
+
+    Accelerate's `gather_for_metrics` drops them, so there must be sums, and nothing is gathered.
+    """
+    sampler = begin["sampler"]
+    if sampler == "DistributedSampler":
+        cure = "Put the results of all ranks back into the sampler's order, and keep as many as "
+        cure += "the dataset has samples."
+    elif any(name == "BatchSamplerShard" for name, *_ in begin["divided_by"]):
+        calls = [call for each in evaluations for call in _combining(ranks[0], each[0])]
+        if not all(SUMS.search(call["name"]) for call in calls):
+            return None
+        sampler = "Accelerate"
+        cure = "Pass the results of each batch, one per sample, to "
+        cure += "accelerator.gather_for_metrics, which drops them."
+    else:
+        return None
+    return Finding(
+        NOTE,
+        "metrics",
+        f"{sampler} repeats {counted(begin['padded'], 'sample')} in this evaluation, so that all "
+        "ranks have equally many: a metric of all ranks counts them twice, unless the script "
+        "drops them.",
+        cure,
+        PAGE,
+    )
 
 
 def _evaluations(rank: Rank) -> dict[tuple[int, int], tuple[dict, float]]:
@@ -197,13 +217,19 @@ def _is_known(ranks: list[Rank], evaluation: list) -> bool:
 
 def _is_combined(ranks: list[Rank], evaluation: list) -> bool:
     """Return True if a collective may have combined the results before training went on."""
-    return any(
-        begin["time"] <= call["time"] <= end
+    return any(_combining(rank, each) for rank, each in zip(ranks, evaluation, strict=True))
+
+
+def _combining(rank: Rank, evaluation: tuple[dict, float]) -> list[dict]:
+    """Return the collectives that may have combined the results before training went on."""
+    begin, end = evaluation
+    return [
+        call
+        for call in rank.collectives
+        if begin["time"] <= call["time"] <= end
         and "barrier" not in call["name"]
         and not OF_LIBRARIES.search(call["caller"])
-        for rank, (begin, end) in zip(ranks, evaluation, strict=True)
-        for call in rank.collectives
-    )
+    ]
 
 
 def _is_written(ranks: list[Rank], evaluation: list) -> bool:

@@ -52,7 +52,8 @@ def _different_when_saved(evidence: Evidence) -> Iterator[Finding]:
                     NOTE,
                     "norms",
                     "After the last step before saving, the buffers of the model, such as running "
-                    "means, differ between the ranks. "
+                    "means, differ between the ranks. (A later forward pass of the wrapper, for "
+                    "example in an evaluation, makes them equal.) "
                     f"{ranks_in_words([rank.number], evidence.world).capitalize()} saves its own.",
                     "If the others matter, average them before saving, or use SyncBatchNorm.",
                     PAGE,
