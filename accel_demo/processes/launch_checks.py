@@ -33,7 +33,8 @@ def check_launch(world_size: int, device: torch.device, mixed_precision: str) ->
     promised = started_processes()
     if world_size != promised:
         raise UserError(
-            f"the launcher started {promised} processes, but only {world_size} are connected. "
+            f"the launcher started {promised} processes, but only {world_size} "
+            f"{'is' if world_size == 1 else 'are'} connected. "
             "Check your config with `accel-demo doctor --config FILE`."
         )
     if mixed_precision == "fp16" and device.type == "cpu":
