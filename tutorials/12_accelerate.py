@@ -59,7 +59,11 @@ def auc(logits, targets):
 
 
 class Progress(dict):
-    state_dict, load_state_dict = dict.copy, dict.update  # for register_for_checkpointing
+    def state_dict(self):
+        return dict(self)
+
+    def load_state_dict(self, state):
+        self.update(state)
 
 
 def evaluate(model, loader, accelerator):

@@ -70,7 +70,11 @@ def macro_f1(predictions, labels):
 
 
 class Progress(dict):
-    state_dict, load_state_dict = dict.copy, dict.update
+    def state_dict(self):
+        return dict(self)
+
+    def load_state_dict(self, state):
+        self.update(state)
 
 
 def evaluate(model, loader, accelerator):

@@ -37,6 +37,7 @@ OF_SCORES = 2e-3  # of a macro F1 or a loss; one of 999 predictions may flip by 
 FLIPS = 3  # ids in wrong.txt that may differ
 # Headings of page 12
 FILES, STOP = "One process writes", "All processes stop together"
+OF_SAMPLES, LOGGED = "Each score belongs to one sample", "Log once, with global values"
 
 
 def judge_all(answer: Path) -> str:
@@ -205,7 +206,7 @@ def judge_files(folder: Path, expected: Path) -> None:
                 "trains with the same global batch",
                 "First one process, then two",
             )
-    for name in ("loss", "macro_f1"):
+    for name, section in (("loss", LOGGED), ("macro_f1", OF_SAMPLES)):
         for line, other in zip(lines, right, strict=True):
             value = line.get(name)
             if not isinstance(value, float) or abs(value - other[name]) > OF_SCORES:
@@ -213,7 +214,7 @@ def judge_files(folder: Path, expected: Path) -> None:
                 raise Wrong(
                     f"in log.jsonl, {name} of epoch {line['epoch']} is {shown} instead of "
                     f"{other[name]:.4f}. Does it include the samples of all processes, each once?",
-                    "Each score belongs to one sample",
+                    section,
                 )
     listed, other_list = (
         (each / "wrong.txt").read_text(encoding="utf-8").split() for each in (folder, expected)
@@ -222,13 +223,13 @@ def judge_files(folder: Path, expected: Path) -> None:
     if len(listed) > len(ids):
         raise Wrong(
             f"wrong.txt has {counted(len(listed) - len(ids), 'id')} twice",
-            "Each score belongs to one sample",
+            OF_SAMPLES,
         )
     if len(ids ^ others) > FLIPS:
         raise Wrong(
             f"wrong.txt has {counted(len(ids), 'id')}, and {len(ids ^ others)} of them or of the "
             "expected ones are only in one of the two files",
-            "Each score belongs to one sample",
+            OF_SAMPLES,
         )
 
 
