@@ -18,8 +18,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             "connected",
             f"The launcher started {evidence.world} processes, but `Accelerator()` in each of them "
             "trains alone: they do not share gradients, and each reads all samples.",
-            "On a machine without GPUs, write Accelerator(cpu=True), or set "
-            "ACCELERATE_USE_CPU=true. With one GPU for each process, they would be connected.",
+            "Write Accelerator(cpu=not torch.cuda.is_available()), or set ACCELERATE_USE_CPU=true "
+            "on a machine without GPUs. With one GPU for each process, they would be connected.",
             PAGE,
         )
         for rank in clones:

@@ -46,14 +46,16 @@ def _different_when_saved(evidence: Evidence) -> Iterator[Finding]:
             before = [step for step in rank.of("step") if step["time"] < save["time"]]
             if save["how"] != "save" or not before:
                 continue
+            evaluations = [event["time"] for event in rank.of("eval")]
+            if any(before[-1]["time"] < each < save["time"] for each in evaluations):
+                continue  # an evaluation with the wrapper has made the buffers equal
             values = {_buffers_at(each, before[-1]) for each in evidence.ranks}
             if len(values) > 1 and None not in values:
                 finding = Finding(
                     NOTE,
                     "norms",
                     "After the last step before saving, the buffers of the model, such as running "
-                    "means, differ between the ranks. (A later forward pass of the wrapper, for "
-                    "example in an evaluation, makes them equal.) "
+                    "means, differ between the ranks. "
                     f"{ranks_in_words([rank.number], evidence.world).capitalize()} saves its own.",
                     "If the others matter, average them before saving, or use SyncBatchNorm.",
                     PAGE,
