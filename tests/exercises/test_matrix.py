@@ -103,9 +103,10 @@ def test_a_wrong_answer_is_rejected_with_the_right_message(start, tmp_path, numb
     suffix, answer = EXERCISES[number].original.suffix, wrong_answers(number)[name]
     file = tmp_path / f"wrong_{name}{suffix}"
     file.write_text(answer.text)
-    # Only an answer that hangs gets a short time limit, because others may need longer.
+    # Only an answer that hangs gets a short time limit, because others may need longer. On a busy
+    # machine, importing Accelerate may take several seconds, so it is not shorter.
     hangs = "has not finished after" in answer.message
-    result = check(start, number, file, **({"ACCEL_DEMO_PATIENCE": "3"} if hangs else {}))
+    result = check(start, number, file, **({"ACCEL_DEMO_PATIENCE": "10"} if hangs else {}))
     said = result.stdout + result.stderr
     assert is_rejected(result, number, answer.message, answer.section, is_late=hangs), said
 
