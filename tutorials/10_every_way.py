@@ -38,7 +38,7 @@ LAUNCHES = [
 ]
 if sys.platform == "darwin":
     LAUNCHES.pop()  # debug_launcher of accelerate 1.15.0 needs the network interface `lo`
-MAIN, DRAWN = (1, 2, 3, 4), (2, 3, 4)  # rows of the table
+MAIN, DRAWN = (1, 2, 3, 4), (3, 4)  # rows of the table
 LINE = re.compile(
     r"RANK=(\w+) LOCAL_RANK=\w+ WORLD_SIZE=(\w+) \| (.*) \| torch group: (\w+) \| received \[(.*)\]"
 )
@@ -85,12 +85,11 @@ def connected(processes: list[dict]) -> int:
 def draw(all_started: list[list[dict]], file: Path) -> None:
     """Draw one panel per launch, with its command, processes, environment and process group."""
     titles = {  # {(connected processes, started processes): end of the panel's title}
-        (1, 1): "one process",
         (1, 2): "two clones",
         (2, 2): "two connected processes",
     }
-    figure = show.new_figure(9.6, 5.2)
-    panels = figure.subplots(1, len(all_started))
+    figure = show.new_figure(4.8, 8.4)  # one below the other, so that a phone shows the words
+    panels = figure.subplots(len(all_started), 1)
     for axes, row, processes in zip(panels, DRAWN, all_started, strict=True):
         number, group = connected(processes), processes[0]["group"]
         color = "#1b5e20" if number > 1 else "#b3261e"
@@ -101,7 +100,7 @@ def draw(all_started: list[list[dict]], file: Path) -> None:
         words = LAUNCHES[row - 1][1].format(program="…").split()
         box(axes, (0.1, 8.3, 9.8, 1.6), f"{' '.join(words[:2])}\n{' '.join(words[2:])}")
         for index, process in enumerate(processes):
-            x = 0.1 + 5.1 * index if len(processes) > 1 else 2.65
+            x = 0.1 + 5.1 * index
             arrow(axes, x + 2.35, 8.3, 7.3)
             variables = f"environment:\nRANK={process['rank']}\nWORLD_SIZE={process['world_size']}"
             box(axes, (x, 5.2, 4.7, 2.1), variables, facecolor="#e3edf9")
@@ -119,11 +118,9 @@ def draw(all_started: list[list[dict]], file: Path) -> None:
                 edgecolor=color,
                 linewidth=1.8,
             )
-        elif group != "none":
-            unused = f"process group of {group},\nnot used by Accelerate"
-            box(axes, (0.1, 0.1, 9.8, 1.1), unused, edgecolor=color, linestyle="--")
         else:
-            axes.text(5, 0.65, "no process group", ha="center", va="center", color=color)
+            unused = f"process group of {group}, not used by Accelerate"
+            box(axes, (0.1, 0.1, 9.8, 1.1), unused, edgecolor=color, linestyle="--")
     show.save(figure, file)
 
 
@@ -146,7 +143,7 @@ def arrow(axes, x: float, top: float, bottom: float, **style) -> None:
 if __name__ == "__main__":
     with one_line_errors():
         parser = Parser(__doc__)
-        parser.add_plot("draw three of the launches to FILE instead")
+        parser.add_plot("draw two of the launches to FILE instead")
         parser.add_argument("--more", action="store_true", help="run the other launches instead")
         options = parser.parse_args()
         main(options.plot, options.more)

@@ -20,7 +20,8 @@ from tqdm import tqdm
 from accel_demo.data import packaged_set
 
 BATCH_SIZE, ACCUMULATE = 64, 2  # of all processes together
-LEARNING_RATE, WARM_UP, CLIP_NORM, PATIENCE = 0.1, 50, 1.0, 2  # WARM_UP is in optimizer steps
+LEARNING_RATE, CLIP_NORM, PATIENCE = 0.1, 1.0, 2
+WARM_UP = 50  # optimizer steps
 
 
 class Shirts(Dataset):

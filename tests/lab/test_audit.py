@@ -452,6 +452,40 @@ def test_a_hang_is_named_with_its_line(name, launcher, tmp_path):
     assert not report["hang"] or report["seconds_to_notice"] < 20
 
 
+BATCH_NORM = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = DDP(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model(torch.randn(8, 4)).square().sum().backward()
+optimizer.step()
+model.eval()
+with torch.no_grad():
+    model(torch.randn(8, 4))
+if dist.get_rank() == 0:
+    torch.save(model.module.state_dict(), "best.pt")
+dist.barrier()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_buffers_that_differ_when_saved_are_noted_unless_an_evaluation_has_sent_them(
+    evaluates, tmp_path
+):
+    before, evaluation = BATCH_NORM.split("model.eval()")
+    after = evaluation if evaluates else evaluation[evaluation.index("if dist") :]
+    (tmp_path / "train.py").write_text(before + ("model.eval()" if evaluates else "") + after)
+    result = audit(tmp_path, "train.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "BatchNorm1d: each rank normalizes with the mean" in result.stdout
+    assert ("the buffers of the model, such as running means, differ" in result.stdout) != evaluates
+
+
 @pytest.mark.slow
 def test_files_are_put_back_after_audits_that_were_killed_at_random_moments(tmp_path):
     (tmp_path / "train.py").write_text(UNDER_TORCHRUN)

@@ -11,10 +11,10 @@ from tests.conftest import run_ranks
 from tests.pages.pages import TUTORIALS, rows_below
 
 PLAIN, ACCELERATE, DDP = (TUTORIALS / f"12_{name}.py" for name in ("plain", "accelerate", "ddp"))
-SETTINGS = "WARM_UP, CLIP_NORM, PATIENCE = 0.1, 50, 1.0, 2"
+SETTINGS = "LEARNING_RATE, CLIP_NORM, PATIENCE = 0.1, 1.0, 2"
 FEWER_IMAGES = {
     "packaged_set(split)\n": "torch.utils.data.Subset(packaged_set(split), range(500))\n",
-    SETTINGS: "WARM_UP, CLIP_NORM, PATIENCE = 0.1, 3, 1.0, 2",
+    "WARM_UP = 50": "WARM_UP = 3",
 }
 TRAINS = "        seed = 10_000 * options.seed + 100 * epoch"  # an epoch begins
 both_conversions = pytest.mark.parametrize("program", [ACCELERATE, DDP], ids=lambda path: path.stem)
@@ -96,7 +96,7 @@ def test_two_processes_evaluate_each_image_once_and_resume_to_the_same_bits(prog
 def test_all_processes_stop_after_the_same_epoch_and_a_resumed_run_stops_at_once(
     program, processes, tmp_path
 ):
-    no_gain = {**FEWER_IMAGES, SETTINGS: "WARM_UP, CLIP_NORM, PATIENCE = 0.0, 3, 1.0, 1"}
+    no_gain = {**FEWER_IMAGES, SETTINGS: "LEARNING_RATE, CLIP_NORM, PATIENCE = 0.0, 1.0, 1"}
     copy = changed(program, tmp_path, no_gain)
     for flags, epochs in ([], 2), (["--resume"], 0):
         result = train(copy, processes, 5, tmp_path / "files", *flags)

@@ -48,7 +48,7 @@ def _different_when_saved(evidence: Evidence) -> Iterator[Finding]:
                 continue
             evaluations = [event["time"] for event in rank.of("eval")]
             if any(before[-1]["time"] < each < save["time"] for each in evaluations):
-                continue  # an evaluation with the wrapper has made the buffers equal
+                continue  # if it called the wrapper, DDP has sent rank 0's buffers to the others
             values = {_buffers_at(each, before[-1]) for each in evidence.ranks}
             if len(values) > 1 and None not in values:
                 finding = Finding(
