@@ -19,6 +19,7 @@ from .windows import (
     holders_of,
     optimizers,
     parameters_of,
+    used_parameters_of,
     window_of,
 )
 
@@ -110,11 +111,12 @@ def _before_step(optimizer, args, kwargs) -> None:
     window = window_of(optimizer)
     limits.end_run_after(window.steps)
     parameters = parameters_of(optimizer)
-    window.before = total(sums(parameters, BEGINNING))
+    used = used_parameters_of(optimizer, models.replicas.objects())
+    window.before = total(sums(used, BEGINNING))
     window.at_step = _gradients_at_step(optimizer, window)
     if window.steps == 0:
         shapes = [list(each.shape) for each in parameters]
-        emit("weights", optimizer=window.number, sums=sums(parameters), shapes=shapes)
+        emit("weights", optimizer=window.number, sums=sums(used), shapes=shapes)
     if window.steps & (window.steps - 1) == 0:  # before the steps 0, 1, 2, 4, 8, …
         holders = {
             id(parameter): window_of(each).number
@@ -158,7 +160,7 @@ def _after_step(optimizer, args, kwargs) -> None:
         backwards=Backwards.count - window.backwards_at_step,
         accumulated=Backwards.count - window.backwards_at_zero,
         before=window.before,
-        total=total(sums(parameters)),
+        total=total(sums(used_parameters_of(optimizer, models.replicas.objects()))),
         parameters=len(parameters),
         scale=window.scale,
         without_gradient=[n for n, each in enumerate(parameters) if each.grad is None],
@@ -220,7 +222,7 @@ def _ending() -> None:
     for optimizer in optimizers():
         window = window_of(optimizer)
         if window.steps:
-            numbers = sums(parameters_of(optimizer))
+            numbers = sums(used_parameters_of(optimizer, models.replicas.objects()))
             emit("last weights", optimizer=window.number, total=total(numbers))
 
 

@@ -25,6 +25,7 @@ class Window:
         self.scale: float | None = None  # of the `GradScaler` that makes the step
         self.averaged: list[float] = []  # magnitudes of gradients that DDP has just averaged
         self.at_step: dict = {}  # the gradients right before the step, see training.py
+        self.had_gradients: set[int] = set()  # IDs of parameters that had one before any step
 
     def reset(self) -> None:
         """Forget what happened before the step that has just been made."""
@@ -48,6 +49,18 @@ def optimizers() -> list:
 
 def parameters_of(optimizer) -> list:
     return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def used_parameters_of(optimizer, replicas: list) -> list:
+    """Return the parameters that have had a gradient at a step, or are in one of the replicas.
+
+    The others may differ between the ranks without any effect, such as those of a layer that was
+    replaced after the optimizer was created.
+    """
+    window, parameters = window_of(optimizer), parameters_of(optimizer)
+    window.had_gradients |= {id(each) for each in parameters if each.grad is not None}
+    used = window.had_gradients | {id(each) for one in replicas for each in one.parameters()}
+    return [each for each in parameters if id(each) in used]
 
 
 def gradients_of(optimizer) -> list:

@@ -31,7 +31,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 "held",
                 f"No optimizer holds {_listed(missing)} of {_name(model)}, although they get "
                 "gradients.",
-                "Add these parameters to the optimizer, or call requires_grad_(False) on them.",
+                "Add these parameters to the optimizer, or, if they should not be trained, call "
+                "requires_grad_(False) on them.",
                 PAGE,
             )
             yield _with_places(finding, evidence, {holder for _, holder in trained})

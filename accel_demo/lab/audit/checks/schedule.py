@@ -123,8 +123,9 @@ def _planned_for_another_length(evidence: Evidence) -> Iterator[Finding]:
             continue
         if (at_once := max(each["advanced"] for each in own)) > 1:  # Accelerate's wrapper
             cure = f"Each call of its step() advances it {at_once} times, because Accelerate "
-            cure += "prepared it: write Accelerator(step_scheduler_with_optimizer=False), or "
-            cure += f"create it for {at_once} times the optimizer steps of a process."
+            cure += "prepared it: write Accelerator(step_scheduler_with_optimizer=False) and call "
+            cure += "it only if accelerator.sync_gradients, or create it for "
+            cure += f"{at_once} times the optimizer steps of a process."
         else:
             cure = "Create it for the number of calls of its step() in one process, which reads "
             cure += "only its part of the data, and may combine several batches for a step."
