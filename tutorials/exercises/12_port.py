@@ -14,7 +14,8 @@ needs `cpu=True` (page 10). Graded:
    is 50 / N. Without dropout, the weights in best.pt then differ from those of this script by
    rounding only. (The check allows 1e-3.) With dropout, the masks differ between the ranks.
 3. Files. best.pt, wrong.txt and log.jsonl have the same format as here, and the same values up to
-   rounding, however many processes there are. What is needed to resume may have any format.
+   rounding, however many processes there are. The lines of wrong.txt may have any order, and what
+   is needed to resume any format.
 4. Resuming. If all processes are killed when an epoch's line is in log.jsonl and started again with
    `--resume`, the run ends with the same files as without a kill.
 5. Stopping. All processes end after the same epoch if `--patience` epochs bring no gain. Started
