@@ -52,10 +52,11 @@ def parameters_of(optimizer) -> list:
 
 
 def used_parameters_of(optimizer, replicas: list) -> list:
-    """Return the parameters that have had a gradient at a step, or are in one of the replicas.
+    """Return the parameters that have had a gradient, or are in one of the replicas.
 
-    The others may differ between the ranks without any effect, such as those of a layer that was
-    replaced after the optimizer was created.
+    Those with a gradient at one call are among the results of all later ones. The others may
+    differ between the ranks without any effect, such as those of a layer that was replaced after
+    the optimizer was created.
     """
     window, parameters = window_of(optimizer), parameters_of(optimizer)
     window.had_gradients |= {id(each) for each in parameters if each.grad is not None}
