@@ -127,6 +127,11 @@ def test_what_the_profiler_prints_without_a_gpu_is_harmless(explained):
     assert none.startswith("No other line contains a message that the course explains. ")
 
 
+def test_a_launcher_whose_last_barrier_was_left_by_the_store_is_harmless(explained):
+    code, output = explained(HEALTHY["exit_barrier"].read_bytes())
+    assert code == 1 and "The ranks that this launcher started have ended well." in output
+
+
 def test_there_are_logs_of_many_healthy_runs():
     assert len(HEALTHY) >= 10
     texts = [file.read_text() for file in HEALTHY.values()]

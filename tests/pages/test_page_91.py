@@ -147,7 +147,7 @@ def test_every_process_prints_and_saves_unless_the_script_reads_local_rank(
     start, tmp_path, number, processes_that_print
 ):
     script = edited_script(number) + program("failures").COUNT
-    script = program("failures").edited(script, {"torch.save(net, ": 'print("saves", '})
+    script = program("failures").edited(script, {"torch.save(net, ": 'print("saves " + '})
     result = launch(start, tmp_path, script)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("connected: 2") == 2

@@ -100,7 +100,7 @@ def test_a_module_and_an_installed_script_can_be_forked(program, tmp_path):
 
 @pytest.mark.parametrize(("end", "code"), ENDS.items())
 def test_a_forked_program_ends_like_a_real_one(end, code):
-    program = f"import atexit, os, signal, sys, threading, time\nprint('printed', end='')\n{end}"
+    program = f"import atexit, os, signal, sys, threading, time\nprint('printed')\n{end}"
     forked, real = forked_and_real(["python", "-c", program])
     assert forked.returncode == real.returncode == code
     assert forked.stdout == real.stdout
@@ -243,7 +243,7 @@ def outputs(program: str, text: str, **options):
 
 @pytest.mark.parametrize(("end", "code"), ENDS.items())
 def test_the_forked_python_ends_like_the_real_python(end, code):
-    text = f"import atexit, os, signal, sys, threading, time\nprint('printed', end='')\n{end}"
+    text = f"import atexit, os, signal, sys, threading, time\nprint('printed')\n{end}"
     forked, real = (outputs(python, text) for python in (fork_server().python, sys.executable))
     assert forked[:2] == real[:2] and forked[0] == code
     assert forked[2].splitlines()[-1:] == real[2].splitlines()[-1:]
@@ -289,14 +289,18 @@ def test_the_forked_python_becomes_the_real_python_if_a_fork_would_differ():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_to_the_forked_python_reaches_the_forked_process(number):
-    text = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    # a single sleep is not interrupted by a signal that comes just before it begins
+    text = "import os, time\nprint(os.getpid(), flush=True)\nwhile True: time.sleep(0.1)"
     command = [fork_server().python, "-u", "-c", text]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
         forked = psutil.Process(int(process.stdout.readline()))
         assert forked.pid != process.pid
         process.send_signal(number)
-        ended = process.wait(10)
+        try:
+            ended = process.wait(10)
+        finally:
+            process.kill()
     assert ended == -number
     assert psutil.wait_procs([forked], timeout=10)[1] == []
 

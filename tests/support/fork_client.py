@@ -14,6 +14,7 @@ This file imports little, so it starts much faster than a program that imports t
 
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -124,13 +125,18 @@ def main(python: str, address: str, *arguments: str) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         os.execv(python, [python, *arguments])
 
-    def pass_on(number: int, _) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(process, number)
-
+    # If a signal came just before recv() begins to wait, its handler in Python would not run. So
+    # `select` also waits for the number that the handler in C writes to a socket.
+    received, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno())
     for number in signals - {*request["ignored"]}:
-        signal.signal(number, pass_on)
+        signal.signal(number, lambda number, _: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    while connection not in (ready := select.select([connection, received], [], [])[0]):
+        for number in received.recv(4096) if received in ready else ():
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
     try:
         code = receive_number(connection)
     except RuntimeError:  # the server has exited and killed its programs

@@ -15,6 +15,8 @@ A forked program differs from a program that is started normally:
 - A program that forgets an import may still work, because the server has imported the library.
 - Warnings raised while a library is imported are printed to the server's stderr.
 - SIGUSR2 prints the program's Python stack to stderr instead of killing the program.
+- With `-u`, output is written line by line. Python writes each argument of `print` and the newline
+  separately, so the lines of two ranks could mix.
 - String hashes are equal in all programs, so sets have the same order on all ranks.
 - At exit, a program runs its exit handlers and flushes its output, but does not finalize the
   interpreter, because finalization would copy memory for 2 seconds.
@@ -355,8 +357,7 @@ def _text_output(number: int, unbuffered: bool, errors: str | None) -> io.TextIO
     return io.TextIOWrapper(
         raw if unbuffered else io.BufferedWriter(raw),
         errors=errors,
-        line_buffering=buffered_by_line,
-        write_through=unbuffered,
+        line_buffering=unbuffered or buffered_by_line,
     )
 
 
