@@ -46,14 +46,14 @@ def fitted(text: str, width: int | None) -> str:
     return "\n".join(_wrapped(line, width) for line in text.split("\n"))
 
 
-def fill(text: str, most: int, break_on_hyphens: bool = True) -> str:
+def fill(text: str, most: int, break_on_hyphens: bool = True, indent: str = "") -> str:
     """Wrap a paragraph at `most` characters, or earlier if a terminal has fewer columns.
 
-    There is room left for the asterisks around a finding.
+    All lines but the first are indented. There is room left for the asterisks around a finding.
     """
     width = columns(sys.stdout)
     most = min(most, width - 4) if width else most
-    return textwrap.fill(text, most, break_on_hyphens=break_on_hyphens)
+    return textwrap.fill(text, most, subsequent_indent=indent, break_on_hyphens=break_on_hyphens)
 
 
 def reflowed(text: str) -> str:

@@ -72,4 +72,5 @@ def _fields_of(entry: dict) -> dict:
         "types": entry["input_dtypes"],
         "done": entry["retired"],
         "line": own[0] if own else None,
+        "functions": [[place[0], place[2]] for place in own],
     }

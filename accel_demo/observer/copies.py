@@ -148,10 +148,7 @@ class Restored:
 def restore(folder: str) -> Restored:
     """Put all copied files back. A file that cannot be put back does not stop the others."""
     result = Restored()
-    files = os.path.join(folder, "files")
-    names = os.listdir(files) if os.path.isdir(files) else []
-    links = [os.path.join(files, name) for name in names if name.endswith(".path")]
-    for path in sorted(map(os.readlink, links)):  # a folder comes before the files in it
+    for path in _recorded(folder):
         base = _base(path, folder)
         try:
             if os.path.lexists(f"{base}.copy"):
@@ -172,6 +169,30 @@ def restore(folder: str) -> Restored:
                 result.failed[path] += f"; its copy: {base}.copy"
                 result.kept.append(f"{base}.copy")
     return result
+
+
+def unwritten(folder: str) -> list[str]:
+    """Return the files that the script has opened for writing, but has written nothing to.
+
+    They are as they were, or new and empty. Call this before `restore`.
+    """
+    found = []
+    for path in _recorded(folder):
+        copy = f"{_base(path, folder)}.copy"
+        with suppress(OSError):
+            if os.path.lexists(copy):
+                found += [] if _differs(path, copy) else [path]
+            elif os.path.isfile(path) and os.path.getsize(path) == 0:
+                found.append(path)
+    return found
+
+
+def _recorded(folder: str) -> list[str]:
+    """Return the paths that were given to `protect`, each folder before the files in it."""
+    files = os.path.join(folder, "files")
+    names = os.listdir(files) if os.path.isdir(files) else []
+    links = [os.path.join(files, name) for name in names if name.endswith(".path")]
+    return sorted(map(os.readlink, links))
 
 
 def _has_files(path: str) -> bool:

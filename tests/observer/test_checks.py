@@ -12,6 +12,7 @@ import yaml
 from torch.utils.data import DataLoader
 
 from accel_demo.errors import UserError
+from accel_demo.lab.audit.checks import schedule
 from accel_demo.lab.audit.checks.settings import different_setting
 from accel_demo.lab.audit.command import run_checks
 from accel_demo.lab.audit.result import ERROR, NOTE, WARNING, Finding
@@ -19,6 +20,7 @@ from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.observation import check_usable
 from accel_demo.lab.observed.ranks import read_launches
 from accel_demo.observer import loaders
+from accel_demo.observer.copies import unwritten
 from tests.conftest import rank_environments, start_process, wait_for_all
 from tests.exercises.wrong_answers import patched
 
@@ -60,6 +62,7 @@ def observe(script: str, folder: Path, least: int = 2, **limits: str) -> Evidenc
     log = (folder / "output.txt").read_text()
     [ranks] = read_launches(events)
     evidence = Evidence(ranks, max(process.returncode for process in processes), log)
+    evidence.unwritten = unwritten(str(events))
     assert least <= len(evidence.ranks) <= 2, log
     return evidence
 
@@ -148,3 +151,36 @@ def test_a_script_that_insists_on_a_gpu_is_named_with_its_line(line, tmp_path):
 
 def findings_above_notes(evidence: Evidence) -> list[Finding]:
     return [finding for finding in run_checks(evidence)[0] if finding.verdict != NOTE]
+
+
+SCHEDULED = """
+import torch
+from torch import nn
+
+torch.distributed.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+schedule = torch.optim.lr_scheduler.{}
+for _ in range({}):
+    model(torch.rand(4, 2)).mean().backward()
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "steps", "reason"),
+    [
+        ("CosineAnnealingLR(optimizer, 10)", 10, None),
+        ("CosineAnnealingLR(optimizer, 30)", 30, "only a complete run shows them"),
+        ("LambdaLR(optimizer, lambda step: 1 / (step + 1))", 10, "a LambdaLR has no known end"),
+    ],
+)
+def test_the_length_of_a_schedule_is_known_only_from_its_end_in_a_complete_run(
+    scheduler, steps, reason, tmp_path
+):
+    evidence = observe(SCHEDULED.format(scheduler, steps), tmp_path)
+    assert evidence.is_distributed and evidence.counts("schedule") == [min(steps, 20)] * 2
+    assert (schedule.why_length_is_unknown(evidence) or "None").startswith(str(reason))

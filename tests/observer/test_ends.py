@@ -10,7 +10,7 @@ import pytest
 
 from accel_demo.lab.audit.checks import deaths
 from accel_demo.lab.audit.command import result_of, run_checks
-from accel_demo.lab.audit.result import Finding
+from accel_demo.lab.audit.result import ERROR, NOTE, Finding
 from accel_demo.lab.observed import observed_command
 from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.observed_command import ObservedCommand
@@ -261,6 +261,18 @@ def test_what_happens_after_the_audit_has_ended_the_training_is_no_finding(log):
         for rank in ranks:
             rank.events.insert(1, {"kind": "enough", "time": 0.5, "steps": 1})
         assert [*deaths.check(Evidence(ranks, 1, log))] == []
+
+
+def test_an_abort_after_the_last_line_of_all_ranks_is_only_a_note():
+    """A gloo thread may need the GIL while Python exits. tests/processes/test_exit.py shows how."""
+    log = deaths.ABORT + "\n" + TORCHRUN.replace("-9", "-6")
+    [of_both] = deaths.check(Evidence([ended_rank(0), ended_rank(1)], 1, log))
+    [of_rank_0] = deaths.check(Evidence([ended_rank(0, last=""), ended_rank(1)], 1, log))
+    [in_loop] = deaths.check(Evidence([ended_rank(0, last=""), ended_rank(1, last="")], 1, log))
+    assert [each.verdict for each in (of_both, of_rank_0, in_loop)] == [NOTE, ERROR, ERROR]
+    assert of_both.sentence.startswith("Rank 1 aborted after its last line")
+    assert of_both.sentence == of_rank_0.sentence and "(killed by SIGABRT)" in in_loop.sentence
+    assert "nothing is lost" in of_both.cure and "nothing is lost" not in of_rank_0.cure
 
 
 def test_after_lost_events_only_the_ends_are_checked():

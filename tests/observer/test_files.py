@@ -289,7 +289,12 @@ with tempfile.NamedTemporaryFile("w", dir=".") as file:
     file.write("scratch")
 os.makedirs(f"{os.environ['XDG_CACHE_HOME']}/library", exist_ok=True)
 open(f"{os.environ['XDG_CACHE_HOME']}/library/index", "w").close()
-open("at-once.txt", "a").close()
+with open("at-once.txt", "a") as file:
+    file.write("a line")
+for name in ("empty.txt", "full.txt"):
+    open(name, "a").close()
+with open("was-empty.txt", "a") as file:
+    file.write("a line")
 torch.nn.Linear(1, 1)(torch.ones(1)).backward()
 dist.destroy_process_group()
 """
@@ -297,10 +302,14 @@ dist.destroy_process_group()
 
 def test_only_files_that_ranks_write_at_once_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, content in (("full.txt", "a line"), ("was-empty.txt", "")):
+        (tmp_path / name).write_text(content)
     evidence = observe(IN_TURN, tmp_path)
+    restore(str(tmp_path / "events"))  # as the audit does before the checks
     findings = list(files.check(evidence))
     assert [(each.verdict, each.sentence.split("/")[-1]) for each in findings] == [
         (WARNING, "at-once.txt: their lines are mixed."),
         (NOTE, "cache.json. The last one wins."),
+        (WARNING, "was-empty.txt: their lines are mixed."),
     ]
     assert not any(evidence.counts("fault"))

@@ -218,8 +218,8 @@ def test_one_process_predicts_the_memory_of_two_within_10_percent(options, tmp_p
 @pytest.mark.slow
 def test_losses_that_page_42_lets_a_reader_collect_are_named(tmp_path):
     text = (REPOSITORY / "tutorials/42_train.py").read_text()
-    text = text.replace("for (batch,) in loader:", "losses = []\nfor (batch,) in loader:")
-    text = text.replace("    loss.backward()", "    losses.append(loss)\n    loss.backward()")
+    text = text.replace("for (batch,) in loader:", "losses = []\n    for (batch,) in loader:")
+    text = text.replace("    loss.backward()", "    losses.append(loss)\n        loss.backward()")
     (tmp_path / "train.py").write_text(text)
     (tmp_path / "encoder.py").write_text((REPOSITORY / "tutorials/encoder.py").read_text())
     command = ["accel-demo", "memory", "--processes", "2", tmp_path / "train.py"]

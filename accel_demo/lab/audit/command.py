@@ -14,7 +14,7 @@ could not be observed.
 """
 
 from accel_demo.lab.audit.all_checks import CHECKS, EXPLAINS
-from accel_demo.lab.audit.checks import deaths
+from accel_demo.lab.audit.checks import deaths, schedule
 from accel_demo.lab.audit.result import (
     ERROR,
     VERDICTS,
@@ -89,6 +89,8 @@ def result_of(evidence: Evidence, ended: dict, command: list[str], waits: list[s
         read = max(end["batches"] for end in ends if end["whole"] == whole)
         reason = f"passes ended after {read} of {whole} batches (see --batches)"
         skipped["the rest of the epochs"] = reason
+    if reason := schedule.why_length_is_unknown(evidence):
+        skipped["lengths of the schedules"] = reason
     return AuditResult(
         command_line=command,
         exit_code=evidence.exit_code,

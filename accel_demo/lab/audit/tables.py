@@ -3,7 +3,7 @@
 from accel_demo.lab.audit.all_checks import TITLES
 from accel_demo.lab.audit.result import NOTE, AuditResult, Finding
 from accel_demo.lab.observed.places import ranks_in_words, short_path
-from accel_demo.terminal import display
+from accel_demo.terminal import display, fill
 from accel_demo.wording import counted
 
 MOST_FILES = 10  # that are named one by one
@@ -30,7 +30,8 @@ def print_result(result: AuditResult) -> None:
         f"{max(rank.collectives for rank in result.ranks)} collectives",
     ]
     names = [TITLES[name] for name in result.checked]
-    display(f"checked in {counted(world, 'process')}: {', '.join(names) or 'nothing'}")
+    checked = f"checked in {counted(world, 'process')}: {', '.join(names) or 'nothing'}"
+    display(fill(checked, 100, indent="  "))
     display(f"seen: at most {', '.join(seen)} per rank")
     for name, reason in result.not_checked.items():
         display(f"not checked: {TITLES.get(name, name)}: {reason}")

@@ -26,6 +26,7 @@ class Evidence:
     out_of_time: bool = False
     seconds_to_notice: float = 0.0  # from the last event to the moment when the hang was noticed
     other_launches: list[list[Rank]] = field(default_factory=list)
+    unwritten: list[str] = field(default_factory=list)  # files opened, but not written to
 
     def __post_init__(self):
         if self.exit_code == 0:  # so the script has caught what `sys.exit` raises

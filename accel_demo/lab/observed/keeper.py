@@ -21,7 +21,7 @@ import psutil
 from accel_demo.errors import say
 from accel_demo.files import write_whole
 from accel_demo.lab.observed.folder import FolderState
-from accel_demo.observer.copies import Restored, remove_copies, restore
+from accel_demo.observer.copies import Restored, remove_copies, restore, unwritten
 from accel_demo.processes.cleanup import SIGNALS, adopt_orphans, has_ended, kill_descendants
 from accel_demo.processes.launch import start
 
@@ -64,6 +64,7 @@ def main(folder: Path) -> None:
         result["error"] = f"cannot start {plan['command'][0]} ({error.strerror})"
     finally:
         result["left"] = kill_descendants_after(EXIT_TIMEOUT, asked)
+        result["unwritten"] = unwritten(str(folder))
         restored = Restored() if plan["keep"] else restore(str(folder))
         unseen = [path for path in before.changed() if path not in restored.failed]
         unseen = [] if plan["keep"] else unseen

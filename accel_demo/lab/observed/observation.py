@@ -80,6 +80,7 @@ def observe(
         log = Path(plan["log"]).read_bytes()[-20_000:].decode(errors="replace")
         evidence = Evidence(ranks, ended["code"], log, observed.hang, observed.out_of_time)
         evidence.other_launches = others
+        evidence.unwritten = ended["unwritten"]
         evidence.seconds_to_notice = observed.seconds_to_notice
         check_usable(evidence, plan["log"], options.gpu, name)
         content = read(evidence)
@@ -218,7 +219,7 @@ def check_usable(evidence: Evidence, log: str, gpu: bool = False, name: str = "a
     if len(evidence.ranks) == 1 and any(NEEDS_LAUNCHER.search(str(error)) for error in errors):
         raise UserError(
             "the script needs a launcher, which sets RANK and other variables: "
-            f"accel-demo {name} -- SCRIPT, or accel-demo {name} -- torchrun …"
+            f"accel-demo {name} SCRIPT, or accel-demo {name} -- torchrun …"
         )
     for rank in evidence.ranks if not gpu else []:
         if (place := _line_that_needs_gpu(rank, evidence.log)) is not None:

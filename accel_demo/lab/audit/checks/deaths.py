@@ -4,13 +4,16 @@ import re
 import signal
 from collections.abc import Iterator
 
-from accel_demo.lab.audit.result import ERROR, Finding
+from accel_demo.lab.audit.result import ERROR, NOTE, Finding
 from accel_demo.lab.observed.evidence import Evidence
 from accel_demo.lab.observed.places import last_lines, ranks_in_words
 from accel_demo.lab.observed.ranks import Rank
 
 PAGE = "91_then_and_now"  # "Looking for the cause at the end of the output"
 KILLED_PAGE = "35_complete_or_absent"  # what SIGKILL is, and what launchers do
+ABORT_PAGE = "51_when_it_lies"  # "Taking an abort at the end for a failed check"
+# What C++ prints if a gloo thread needs Python's lock (the GIL) while Python exits
+ABORT = "terminate called without an active exception"
 # What torchrun prints about the first process that failed
 OF_TORCHRUN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
 
@@ -23,7 +26,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         yield _of_error(evidence, own)
     elif not evidence.hang and len(ranks) == len(evidence.ranks):
         if killed := _killed_first(evidence):
-            yield _of_killed(evidence, killed)
+            aborts_at_exit = killed.end and not killed.error and ABORT in evidence.log
+            yield (_of_abort if aborts_at_exit else _of_killed)(evidence, killed)
 
 
 def unexplained(evidence: Evidence, findings: list[Finding]) -> Iterator[Finding]:
@@ -143,3 +147,20 @@ def _of_killed(evidence: Evidence, rank: Rank) -> Finding:
         f"Look at the end of the log. {cure}",
         page,
     ).add_place(rank.crash_line or next(lines, None), rank.number)
+
+
+def _of_abort(evidence: Evidence, rank: Rank) -> Finding:
+    """Describe an abort after the last line of a script. If no rank lost work, it is a note."""
+    is_complete = all(each.end and not each.error for each in evidence.ranks)
+    rare = (
+        "This becomes rare if the script trains in a function `main()` and imports "
+        "`torch.distributed.nn.functional` before `init_process_group`."
+    )
+    return Finding(
+        NOTE if is_complete else ERROR,
+        "deaths",
+        f"Rank {rank.number} aborted after its last line, because a thread of its process group "
+        f"was still running ({ABORT}).",
+        f"All ranks had ended, so nothing is lost. {rare}" if is_complete else rare,
+        ABORT_PAGE,
+    )

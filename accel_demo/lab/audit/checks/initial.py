@@ -46,4 +46,5 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         for kind in ("wrapped", "optimizer", "step"):
             for event in rank.of(kind)[:1]:
                 finding.add_place(event["line"], rank.number)
+    finding.places.sort(key=lambda place: (place.file, place.line))
     yield finding

@@ -37,7 +37,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         each = [passes[key] for passes in evaluations]
         if len({str(begin["line"]) for begin, _ in each}) == 1:
             by_loader.setdefault(key[0], []).append(each)
-    unknown = False
+    unknown = unclear = False
     compared: dict[str, bool] = {}  # is at least one evaluation at this line?
     for evaluations in by_loader.values():
         for each in evaluations:
@@ -45,6 +45,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             compared[line] = compared.get(line, False) or bool(_shares(evidence.ranks, each))
         known = [each for each in evaluations if _is_known(evidence.ranks, each)]
         unknown |= len(known) < len(evaluations)
+        unclear |= not all(_surely_combined(evidence.ranks, each) for each in known)
         if known and (finding := _of_shares(evidence, known)):
             begins = [begin for begin, _ in known[0]]
             for rank, begin in zip(evidence.ranks, begins, strict=True):
@@ -52,6 +53,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             yield finding
     if unknown:
         raise NotChecked("there were more collectives than the Flight Recorder stores")
+    if unclear:
+        raise NotChecked("what the collectives after an evaluation combine is unknown")
     if not all(compared.values()):
         raise NotChecked(
             "the samples of an evaluation are too few, or not recorded, to compare them"
@@ -218,6 +221,19 @@ def _is_known(ranks: list[Rank], evaluation: list) -> bool:
 def _is_combined(ranks: list[Rank], evaluation: list) -> bool:
     """Return True if a collective may have combined the results before training went on."""
     return any(_combining(rank, each) for rank, each in zip(ranks, evaluation, strict=True))
+
+
+def _surely_combined(ranks: list[Rank], evaluation: list) -> bool:
+    """Return True unless all collectives come from outside of the function with the evaluation.
+
+    They may combine the results that the function has returned, but just as well something else.
+    """
+    for rank, each in zip(ranks, evaluation, strict=True):
+        line = each[0]["line"]
+        calls = _combining(rank, each)
+        if line and calls and not any([line[0], line[2]] in call["functions"] for call in calls):
+            return False
+    return True
 
 
 def _combining(rank: Rank, evaluation: tuple[dict, float]) -> list[dict]:

@@ -26,11 +26,14 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             else "the script has no learning rate schedule"
         )
     rank = next(rank for rank in evidence.ranks if rank.of("schedule"))
+    compared = False
     for scheduler in sorted({event["scheduler"] for event in rank.of("schedule")}):
         events = [each for each in rank.of("schedule") if each["scheduler"] == scheduler]
         windows = _calls_between_steps(rank, scheduler, events[0]["optimizer"])
-        regular = [calls for calls in windows if calls > 1]
-        if len(windows) > 1 and len(regular) >= 0.6 * len(windows):
+        advancing = [calls for calls in windows if calls]
+        regular = [calls for calls in advancing if calls > 1]
+        compared |= len(advancing) > 1
+        if len(advancing) > 1 and len(regular) >= 0.6 * len(advancing):
             calls = max(set(regular), key=regular.count)
             finding = Finding(
                 ERROR,
@@ -42,6 +45,19 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 PAGE,
             )
             yield finding.add_places_of(evidence.ranks, "schedule", scheduler=scheduler)
+    if not compared:
+        raise NotChecked("no learning rate schedule advanced after two different steps")
+
+
+def why_length_is_unknown(evidence: Evidence) -> str | None:
+    """Return why the lengths of the schedules that have advanced are unknown, or None."""
+    if not any(evidence.counts("schedule")):
+        return None
+    if not _is_whole(evidence):
+        return "only a complete run shows them (--steps 0 --batches 0)"
+    made = evidence.ranks[0].of("schedule made")
+    endless = [each["name"] for each in made if each["planned"] is None]
+    return f"a {endless[0]} has no known end" if endless else None
 
 
 def _never_advanced(evidence: Evidence) -> Iterator[Finding]:
