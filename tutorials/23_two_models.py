@@ -3,6 +3,8 @@
 python tutorials/23_two_models.py
 """
 
+from collections import Counter
+
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -12,7 +14,13 @@ from accel_demo.processes.devices import use_cpu
 from accel_demo.processes.group import run_in_group
 from accel_demo.show import table
 
-WINDOW = 4
+WINDOW, EVENTS = 4, ("all-reduces", "steps")
+
+
+def count_all_reduce(counts: Counter, bucket):
+    """Average a bucket's gradients. DDP calls this instead of its own all-reduce."""
+    counts["all-reduces"] += 1
+    return allreduce_hook(None, bucket)
 
 
 class Part:
@@ -21,17 +29,13 @@ class Part:
     def __init__(self, accelerator: Accelerator):
         model = nn.Linear(8, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        self.all_reduces = self.steps = 0
+        self.counts = Counter()
         optimizer.register_step_post_hook(self.count_step)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
-        self.model.register_comm_hook(None, self.count_all_reduce)
-
-    def count_all_reduce(self, group, bucket):  # DDP calls this instead of its own all-reduce
-        self.all_reduces += 1
-        return allreduce_hook(group, bucket)
+        self.model.register_comm_hook(self.counts, count_all_reduce)
 
     def count_step(self, *_):
-        self.steps += 1
+        self.counts["steps"] += 1
 
     def train(self, accelerator: Accelerator, inputs: torch.Tensor) -> None:
         accelerator.backward(self.model(inputs).square().mean())
@@ -72,7 +76,7 @@ def main(device: torch.device) -> None:
         a, b = Part(accelerator), Part(accelerator)
         for _ in range(WINDOW):
             train(accelerator, a, b, torch.randn(8, 8, device=device))
-        rows.append([name, a.all_reduces, a.steps, b.all_reduces, b.steps])
+        rows.append([name, *(part.counts[each] for part in (a, b) for each in EVENTS)])
     if accelerator.is_main_process:
         head = ["one window of 4", "all-reduces of a", "steps of a"]
         print(table([*head, "all-reduces of b", "steps of b"], rows))

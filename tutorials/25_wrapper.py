@@ -4,6 +4,7 @@ python tutorials/25_wrapper.py
 """
 
 import torch.distributed as dist
+import torch.distributed.nn.functional  # noqa: F401 (before a group exists, so that its threads end)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

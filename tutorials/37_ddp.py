@@ -5,10 +5,12 @@ torchrun --standalone --nproc-per-node 2 tutorials/37_ddp.py
 The backend of torch.compile is "eager" or a function that runs the captured graphs as they are.
 """
 
+import gc
 import logging
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
@@ -44,6 +46,8 @@ def main():
         head = ["method", "own class", "`nn.Sequential`", "`state_dict()`", "`get_state_dict`"]
         print(table(head, names))
     dist.destroy_process_group()
+    torch._dynamo.reset()  # its cache keeps the group, whose threads must end before Python
+    gc.collect()
 
 
 # Raw DDP. Each function takes a network, its inputs and a backend.

@@ -6,6 +6,7 @@ torchrun --standalone --nproc-per-node 2 tutorials/40_profile.py
 import time
 
 import torch
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import ProfileKwargs

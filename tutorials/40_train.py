@@ -8,6 +8,7 @@ import sys
 import time
 
 import torch
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import nn

@@ -11,6 +11,7 @@ import time
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group exists, so that its threads end
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")

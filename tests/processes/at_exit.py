@@ -82,4 +82,5 @@ def slow_tensor(seconds: float, is_released: threading.Event) -> torch.Tensor:
 if __name__ == "__main__":
     watch(Path(sys.argv[1]))
     sys.argv = sys.argv[2:]
+    sys.path[0] = str(Path(sys.argv[0]).parent)  # as if Python had started the program
     runpy.run_path(sys.argv[0], run_name="__main__")

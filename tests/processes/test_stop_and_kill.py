@@ -405,6 +405,7 @@ print(f"start {restarts}: connected {dist.get_world_size()} processes\\n", end="
 if restarts < 2:
     time.sleep(1)  # so that the other rank prints, too
     os.kill(os.getpid(), 9)
+dist.barrier()  # so that no process exits before the other has connected
 dist.destroy_process_group()
 """
 
