@@ -114,7 +114,7 @@ def main(options):
         if accelerator.check_trigger():  # called on every rank
             accelerator.print("stopped early")
             break
-        seed = 10_000 * options.seed + 100 * epoch  # a resumed run needs no random state
+        seed = options.seed + 1_000 * epoch  # a resumed run needs no random state
         order.manual_seed(seed)
         set_seed(seed, device_specific=True)  # different dropout and mirroring on each rank
         model.train()

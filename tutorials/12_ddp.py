@@ -86,7 +86,7 @@ def main(options):
     test_part = Subset(test_set, range(rank, len(test_set), world_size))  # no padding
     assert BATCH_SIZE % world_size == 0
     batch_size, workers = BATCH_SIZE // world_size, math.ceil(options.workers / world_size)
-    sampler = DistributedSampler(train_set, seed=10_000 * options.seed)
+    sampler = DistributedSampler(train_set, seed=options.seed)
     train_loader = DataLoader(train_set, batch_size, sampler=sampler, num_workers=workers)
     test_loader = DataLoader(test_part, batch_size=300, num_workers=workers)
     model = new_model().to(device)
@@ -111,8 +111,8 @@ def main(options):
             if rank == 0:
                 print("stopped early")
             break
-        seed = 10_000 * options.seed + 100 * epoch  # a resumed run needs no random state
-        sampler.set_epoch(100 * epoch)
+        seed = options.seed + 1_000 * epoch  # a resumed run needs no random state
+        sampler.set_epoch(1_000 * epoch)
         torch.manual_seed(seed + rank)  # different dropout and mirroring on each rank
         model.train()
         loss_of_step = 0.0

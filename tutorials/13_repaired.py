@@ -1,4 +1,4 @@
-"""The program 13_train.py without its three mistakes.
+"""The program 13_train.py without its four mistakes.
 
 torchrun --standalone --nproc-per-node 2 tutorials/13_repaired.py
 """
@@ -60,17 +60,22 @@ def main():
     for epoch in range(EPOCHS):
         train_sampler.set_epoch(epoch)
         network.train()
+        sums = torch.zeros(2, device=device)  # of the losses, and of the images
         for images, labels in train_loader:
             images, labels = images.to(device), labels.to(device)
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            sums[0] += loss.detach() * len(labels)
+            sums[1] += len(labels)
         accuracy = evaluate(network, test_loader, device)
+        dist.all_reduce(sums)
+        loss = (sums[0] / sums[1]).item()
         if rank == 0:
             with open(FOLDER / "log.csv", "a") as log:
-                log.write(f"{epoch + 1},{loss.item()},{accuracy}\n")
-            print(f"epoch {epoch + 1}: loss {loss.item():.4f}, test accuracy {accuracy:.4f}")
+                log.write(f"{epoch + 1},{loss},{accuracy}\n")
+            print(f"epoch {epoch + 1}: loss {loss:.4f}, test accuracy {accuracy:.4f}")
             if accuracy > best:
                 best = accuracy
                 torch.save(network.state_dict(), FOLDER / "best.pt")

@@ -53,6 +53,38 @@ def diff(
     _block("diff", "\n".join(difflib.unified_diff(before, after, a, b, n=context, lineterm="")))
 
 
+def changes(
+    a: str,
+    b: str | dict[str, str],
+    start: str | None = None,
+    end: str | None = None,
+    context: int = 0,
+    names: bool = False,
+    skip: str = "(?!)",
+) -> None:
+    """Print how file `b`, or a part of it, differs from file `a`, without line numbers.
+
+    `b` may also be the texts to replace in `a`. "..." stands for lines that are equal. With
+    `names=True`, the names of the files come first. Changed lines that match `skip` are left out.
+    """
+    before = _part(a, start, end)
+    if isinstance(b, str):
+        after = _part(b, start, end)
+    else:
+        text = "\n".join(before)
+        for old, new in b.items():
+            if old not in text:
+                raise ValueError(f"{a} does not contain {old!r}")
+            text = text.replace(old, new)
+        b, after = "", text.split("\n")
+    old, new, *lines = difflib.unified_diff(before, after, a, b, n=context, lineterm="")
+    if start:  # what comes before the first change is not shown anyway
+        lines = lines[1:]
+    lines = [" ..." if line.startswith("@@") else line for line in lines]
+    shown = [line for line in lines if not re.match(skip, line)]
+    _block("diff", "\n".join([old, new, *shown] if names else shown))
+
+
 def run(command: str, returncode: int = 0, in_order: bool = True, fence: bool = True) -> None:
     """Print the command and its output.
 

@@ -85,7 +85,9 @@ def fails():
     raise ValueError("a mistake in train")
 
 def connects():
-    Accelerator(cpu=True).print("connected", flush=True)
+    accelerator = Accelerator(cpu=True)
+    accelerator.wait_for_everyone()  # so that no process exits before the other has connected
+    accelerator.print("connected", flush=True)
 
 def alone():
     if os.environ["RANK"] == "0":

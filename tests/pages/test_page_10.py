@@ -30,6 +30,8 @@ if "without" in sys.argv:
 state = PartialState()
 group = dist.get_world_size() if dist.is_initialized() else None
 print(f"{state.backend} {group} {state.num_processes}\\n", end="")
+if group:
+    dist.barrier()  # so that no process exits before the other has connected
 """
 
 

@@ -1,11 +1,15 @@
 """Page 12: the two conversions train, stop and resume like the plain script."""
 
 import csv
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import nn
+from torchvision.ops import StochasticDepth
 
 from tests.conftest import run_ranks
 from tests.pages.pages import TUTORIALS, rows_below
@@ -16,7 +20,7 @@ FEWER_IMAGES = {
     "packaged_set(split)\n": "torch.utils.data.Subset(packaged_set(split), range(500))\n",
     "WARM_UP = 50": "WARM_UP = 3",
 }
-TRAINS = "        seed = 10_000 * options.seed + 100 * epoch"  # an epoch begins
+TRAINS = "        seed = options.seed + 1_000 * epoch"  # an epoch begins
 both_conversions = pytest.mark.parametrize("program", [ACCELERATE, DDP], ids=lambda path: path.stem)
 
 
@@ -114,6 +118,18 @@ def test_a_metric_of_torchmetrics_gathers_the_samples_of_all_ranks(tmp_path):
     assert sorted(result.stdout.split()) == ["0.75", "0.75"], result.stderr
 
 
+@pytest.mark.parametrize(("program", "total"), [(ACCELERATE, 1200), (DDP, 1000)])
+def test_both_ranks_together_evaluate_as_many_images_as_the_page_says(program, total, tmp_path):
+    received = "        for batch in loader:\n"
+    few = "torch.utils.data.Subset(packaged_set(split), range(500 if split == 'train' else 1000))\n"
+    changes = {received: received + "            print('images', len(batch['id']), flush=True)\n"}
+    copy = changed(program, tmp_path, FEWER_IMAGES | changes | {"packaged_set(split)\n": few})
+    result = train(copy, 2, 1, tmp_path / "files")
+    assert "on 1000 test images" in result.stdout, result.stderr
+    assert sum(map(int, re.findall(r"images (\d+)", result.stdout))) == total
+    assert f"{total:,} " in (TUTORIALS / "12_your_own_script.md").read_text()
+
+
 TORCHMETRICS = """
 import torch, torch.distributed as dist
 from torchmetrics.classification import BinaryAUROC
@@ -128,17 +144,44 @@ dist.destroy_process_group()
 """
 
 
-def test_the_comparison_finds_all_four_wrong_scripts_only_by_their_weights():
+def test_the_exact_comparison_finds_five_wrong_scripts_and_five_seeds_find_one():
     page = TUTORIALS / "12_your_own_script.md"
     rows = rows_below(page, "program")
     assert [row[1] for row in rows] == list("111222222")
     assert [row[2] for row in rows] == ["", *["equal bits"] * 2, *["different"] * 6]
-    found = [row[6] for row in rows[3:]]
-    assert [float(row[4]) > float(row[5]) for row in rows[3:]] == [each == "yes" for each in found]
-    assert found == ["no"] * 6
-    differences = [row[2] for row in rows_below(page, "program, seed 1")]
-    assert differences[:2] == ["below 1e-10"] * 2
-    assert all(float(each) > 0.01 for each in differences[2:]) and len(differences) == 6
+    means, deviations = zip(
+        *(map(float, row[3].split(" ± ")) for row in rows if row[3]), strict=True
+    )
+    errors = [float(row[4]) for row in rows if row[4]]
+    assert len(errors) == 6
+    for number, error in enumerate(errors, 1):
+        scale = ((deviations[0] ** 2 + deviations[number] ** 2) / 5) ** 0.5
+        assert error == pytest.approx((means[number] - means[0]) / scale, abs=0.15)
+        assert f"{2.3 * scale:.2f}" == "0.01"  # the smallest difference that the page calls a fault
+    assert [abs(each) > 2.3 for each in errors] == [False] * 4 + [True, False]
+    rows = rows_below(page, "program, 2 processes")
+    assert [row[1] for row in rows] == ["right"] * 2 + ["wrong"] * 7
+    [of_weights, of_metric] = [[row[column] == "below 1e-9" for row in rows] for column in (2, 3)]
+    assert of_weights == [True] * 2 + [False] * 4 + [True] * 3, rows
+    assert of_metric == [True] * 2 + [False] * 5 + [True] * 2, rows
+    values = [value for row in rows for value in row[2:] if value != "below 1e-9"]
+    assert all(float(each) > 1e-4 for each in values), rows
+
+
+def test_exact_turns_off_batch_statistics_and_every_dropout():
+    exact = runpy.run_path(str(TUTORIALS / "page_12_exact.py"))["exact"]
+    attention = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.5, batch_first=True)
+    attention.attention_dropout = 0.5  # a name that other libraries use
+    norm = nn.BatchNorm1d(4, affine=False)  # used twice
+    layers = nn.Conv1d(4, 4, 1), norm, attention, nn.Dropout(0.5), norm
+    model = exact(nn.Sequential(*layers, nn.LSTM(8, 8, 2, dropout=0.5)))
+    assert not any(isinstance(each, nn.BatchNorm1d) for each in model.modules())
+    assert not model[1].affine and attention.attention_dropout == 0
+    assert exact(nn.Sequential(StochasticDepth(0.5, "row")))[0].p == 0
+    inputs = torch.rand(6, 4, 8)
+    torch.testing.assert_close(model(inputs)[0][:3], model(inputs)[0][:3], rtol=0, atol=0)
+    whole = model[:4](inputs)
+    torch.testing.assert_close(whole[:3], model[:4](inputs[:3]))
 
 
 def test_the_audit_finds_what_the_page_says_it_finds_in_the_script_that_is_only_wrapped(
@@ -161,8 +204,26 @@ def test_the_audit_finds_what_the_page_says_it_finds_in_the_script_that_is_only_
         assert finding in audit.stdout, audit.stdout
 
 
-def test_distance_prints_the_largest_difference_between_two_files(start, tmp_path):
-    for name, value in (("one", 1.0), ("other", 1.25)):
-        torch.save({"a": torch.zeros(3), "b": torch.tensor([value])}, tmp_path / name)
-    command = ["python", TUTORIALS / "12_distance.py", tmp_path / "one", tmp_path / "other"]
-    assert start(command).stdout == "0.25\n"
+def test_distance_prints_the_largest_difference_between_saved_weights(start, tmp_path):
+    weights = {"a": torch.zeros(3), "b": torch.tensor([1.0])}
+    torch.save(weights, tmp_path / "weights.pt")
+    torch.save({"model": weights | {"b": torch.tensor([1.25])}}, tmp_path / "last.pt")
+    (tmp_path / "last").mkdir()
+    save_file(
+        {"module.a": torch.zeros(3), "module.b": torch.tensor([float("nan")])},
+        tmp_path / "last/model.safetensors",
+    )
+    for other, distance in (("last.pt", "0.25"), ("last", "nan")):
+        command = ["python", TUTORIALS / "12_distance.py", tmp_path / "weights.pt"]
+        assert start([*command, tmp_path / other]).stdout == f"{distance}\n"
+
+
+def test_distance_names_weights_that_only_one_file_has_and_compares_the_others(start, tmp_path):
+    """`save_state` writes weights that two layers share only once."""
+    weights = {"head": torch.ones(2), "embedding": torch.ones(2)}
+    torch.save(weights, tmp_path / "last.pt")
+    (tmp_path / "last").mkdir()
+    save_file({"embedding": torch.tensor([1.0, 1.5])}, tmp_path / "last/model.safetensors")
+    files = [tmp_path / "last.pt", tmp_path / "last"]
+    printed = start(["python", TUTORIALS / "12_distance.py", *files]).stdout
+    assert printed == "only in one of them: head\n0.5\n"

@@ -2,6 +2,7 @@
 
 import pytest
 
+from accel_demo.lab.audit.command import run_checks
 from accel_demo.observer.limits import shortened
 from tests.exercises.wrong_answers import edited
 from tests.observer.test_checks import findings_above_notes, observe
@@ -30,3 +31,19 @@ def test_the_audit_does_not_see_what_the_page_says_it_cannot_see(name, tmp_path)
     evidence = observe(edited(REPAIRED, *UNSEEN[name]), tmp_path)
     assert evidence.counts("step") == [20, 20]
     assert findings_above_notes(evidence) == []
+
+
+def test_a_metric_is_not_checked_if_another_value_is_combined_after_the_evaluation(tmp_path):
+    """The repaired script combines the loss, so a collective follows the evaluation in any case."""
+    for name, script, reason in (
+        ("right", REPAIRED, None),
+        (
+            "wrong",
+            edited(REPAIRED, "    dist.all_reduce(counts)\n", ""),
+            "what the collectives after an evaluation combine is unknown",
+        ),
+    ):
+        (tmp_path / name).mkdir()
+        findings, skipped = run_checks(observe(script, tmp_path / name))
+        assert findings == []
+        assert skipped.get("metrics") == reason
