@@ -48,7 +48,14 @@ for epoch in range(50):
         torch.save(model.module.state_dict(), "best.pt")
 {end}
 """
-UNDER_TORCHRUN = SCRIPT.format(begin='dist.init_process_group("gloo")', end="")
+IN_A_FUNCTION = SCRIPT.replace("\n", "\n    ")
+TRAIN = IN_A_FUNCTION.format(
+    begin='dist.init_process_group("gloo")', end="dist.destroy_process_group()"
+)
+UNDER_TORCHRUN = f"""import torch.distributed.nn.functional  # so that gloo's threads end
+def main():{TRAIN}
+main()
+"""
 
 ACCELERATE = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
 ACCELERATE += " --dynamo_backend no --main_process_port 0"
@@ -75,7 +82,7 @@ def test_a_script_started_by_torchrun_is_observed_and_its_files_are_put_back(tmp
     result = audit(tmp_path, "--json", "out.json", "train.py", PYTHONPATH=str(own))
     assert result.returncode == 1, result.stderr
     assert "error: Each rank reads all 400 samples" in result.stdout
-    assert "train.py:13 (all ranks)" in result.stdout
+    assert "train.py:14 (all ranks)" in result.stdout
     assert "put back: best.pt" in result.stdout
     assert "checked in 2 processes: connected processes, " in result.stdout
     assert "seen: at most 20 optimizer steps, 21 batches" in result.stdout
@@ -89,7 +96,7 @@ def test_a_script_started_by_torchrun_is_observed_and_its_files_are_put_back(tmp
 
 
 def write_spawning_script(path: Path) -> None:
-    text = SCRIPT.replace("\n", "\n    ").format(
+    text = IN_A_FUNCTION.format(
         begin='dist.init_process_group("gloo", rank=rank, world_size=2)', end=""
     )
     path.write_text(f"""def train(rank):{text}

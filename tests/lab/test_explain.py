@@ -1,6 +1,7 @@
 """Test `accel-demo explain` with public error messages, logs of healthy runs and bad input."""
 
 import io
+import re
 import sys
 import time
 from pathlib import Path
@@ -127,9 +128,19 @@ def test_what_the_profiler_prints_without_a_gpu_is_harmless(explained):
     assert none.startswith("No other line contains a message that the course explains. ")
 
 
-def test_a_launcher_whose_last_barrier_was_left_by_the_store_is_harmless(explained):
-    code, output = explained(HEALTHY["exit_barrier"].read_bytes())
-    assert code == 1 and "The ranks that this launcher started have ended well." in output
+@pytest.mark.parametrize("ended", ["Failed to recv, got 0 bytes.", "Connection reset by peer"])
+def test_a_launcher_whose_store_left_the_exit_barrier_first_is_harmless(explained, ended):
+    log = HEALTHY["exit_barrier"].read_text()
+    last = "torch.distributed.DistNetworkError: "
+    code, output = explained(log.replace(f"{last}Failed to recv, got 0 bytes.", last + ended))
+    assert code == 1 and "had already ended. If one has failed, its log says why;" in output
+
+
+def test_an_exit_barrier_at_which_a_launcher_waited_in_vain_is_not_called_harmless(explained):
+    log = HEALTHY["exit_barrier"].read_text()
+    timeout = "torch.distributed.DistStoreError: wait timeout after 300000ms"
+    code, output = explained(re.sub("torch.distributed.DistNetworkError.*", timeout, log))
+    assert code == 1 and "harmless" not in output
 
 
 def test_there_are_logs_of_many_healthy_runs():

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,16 @@ ENDS = {
 }
 
 
+def program_that_ends(end: str) -> str:
+    """Return a program that prints, and ends with one of ENDS.
+
+    An unfinished line survives each end but those that don't flush a forked program's output.
+    """
+    unfinished = "" if "_exit" in end or "SIGKILL" in end else ", end=''"
+    modules = "import atexit, os, signal, sys, threading, time"
+    return f"{modules}\nprint('printed'{unfinished})\n{end}"
+
+
 def forked_and_real(command, **options):
     """Run a command twice: forked, and started normally. Return both results."""
     forked = run_to_end(command, **options)
@@ -100,7 +111,7 @@ def test_a_module_and_an_installed_script_can_be_forked(program, tmp_path):
 
 @pytest.mark.parametrize(("end", "code"), ENDS.items())
 def test_a_forked_program_ends_like_a_real_one(end, code):
-    program = f"import atexit, os, signal, sys, threading, time\nprint('printed')\n{end}"
+    program = program_that_ends(end)
     forked, real = forked_and_real(["python", "-c", program])
     assert forked.returncode == real.returncode == code
     assert forked.stdout == real.stdout
@@ -243,10 +254,19 @@ def outputs(program: str, text: str, **options):
 
 @pytest.mark.parametrize(("end", "code"), ENDS.items())
 def test_the_forked_python_ends_like_the_real_python(end, code):
-    text = f"import atexit, os, signal, sys, threading, time\nprint('printed')\n{end}"
+    text = program_that_ends(end)
     forked, real = (outputs(python, text) for python in (fork_server().python, sys.executable))
     assert forked[:2] == real[:2] and forked[0] == code
     assert forked[2].splitlines()[-1:] == real[2].splitlines()[-1:]
+
+
+def test_the_forked_python_writes_a_line_at_once():
+    text = "print('two', 'words'); print('next')"
+    receiver, stdout = socket.socketpair(type=socket.SOCK_DGRAM)  # one datagram for each write
+    with receiver, stdout:
+        subprocess.run([fork_server().python, "-u", "-c", text], stdout=stdout, check=True)
+        receiver.settimeout(10)
+        assert [receiver.recv(99), receiver.recv(99)] == [b"two words\n", b"next\n"]
 
 
 def test_the_forked_python_inherits_what_the_real_python_inherits(tmp_path):
@@ -294,10 +314,10 @@ def test_a_signal_to_the_forked_python_reaches_the_forked_process(number):
     command = [fork_server().python, "-u", "-c", text]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
-        forked = psutil.Process(int(process.stdout.readline()))
-        assert forked.pid != process.pid
-        process.send_signal(number)
         try:
+            forked = psutil.Process(int(process.stdout.readline()))
+            assert forked.pid != process.pid
+            process.send_signal(number)
             ended = process.wait(10)
         finally:
             process.kill()

@@ -15,7 +15,8 @@ A forked program differs from a program that is started normally:
 - A program that forgets an import may still work, because the server has imported the library.
 - Warnings raised while a library is imported are printed to the server's stderr.
 - SIGUSR2 prints the program's Python stack to stderr instead of killing the program.
-- With `-u`, output is written line by line. Python writes each argument of `print` and the newline
+- With `-u` or PYTHONUNBUFFERED, output is written line by line, and an unfinished line is lost if
+  the program is killed or calls `os._exit`. Python writes each argument of `print` and the newline
   separately, so the lines of two ranks could mix.
 - String hashes are equal in all programs, so sets have the same order on all ranks.
 - At exit, a program runs its exit handlers and flushes its output, but does not finalize the
@@ -351,7 +352,7 @@ def _load_observer() -> None:
 
 
 def _text_output(number: int, unbuffered: bool, errors: str | None) -> io.TextIOWrapper:
-    """Open a file descriptor in the same way as Python opens stdout and stderr at startup."""
+    """Open a file descriptor as Python opens stdout and stderr, but write whole lines with `-u`."""
     raw = io.FileIO(number, "w", closefd=False)
     buffered_by_line = number == 2 or raw.isatty()
     return io.TextIOWrapper(

@@ -112,9 +112,15 @@ def explain(text: str) -> list[Explanation]:
     for row in messages():
         rows.setdefault(row["means"], []).append(row)
     found = []
-    for same in rows.values():
+    harmless = set()  # the places whose lines report no fault, even if another row finds them
+    for same in sorted(rows.values(), key=lambda same: not same[0].get("harmless")):
         searches = [row.get("search", row["message"]) for row in same]
-        if places := [place for each in searches for place in places_of(each, text)]:
+        places = [place for each in searches for place in places_of(each, text)]
+        if same[0].get("harmless"):
+            harmless.update(places)
+        else:
+            places = [place for place in places if place not in harmless]
+        if places:
             found.append(explanation(same[0], places))
     for pitfall in pitfalls():
         if "message" in pitfall and (places := list(places_of(pitfall["message"], text))):
