@@ -52,7 +52,7 @@ IN_A_FUNCTION = SCRIPT.replace("\n", "\n    ")
 TRAIN = IN_A_FUNCTION.format(
     begin='dist.init_process_group("gloo")', end="dist.destroy_process_group()"
 )
-UNDER_TORCHRUN = f"""import torch.distributed.nn.functional  # so that gloo's threads end
+UNDER_TORCHRUN = f"""import torch.distributed.nn.functional  # so that the threads of its group end
 def main():{TRAIN}
 main()
 """

@@ -70,9 +70,8 @@ def test_a_command_for_ones_own_script_works(command, tmp_path):
     assert result.returncode in ((0, 1) if finds else (0,)), result.stderr
     # If the launcher with the store exits a moment too early, another one logs a traceback and
     # exits with 0. The lines of one record begin with the same time.
-    lines = result.stderr.splitlines()
-    records = [line.split("Error waiting")[0] for line in lines if "on exit barrier" in line]
-    lost = [f"{record}torch.distributed.DistNetworkError" for record in records]
-    assert all(any(line.startswith(each) for line in lines) for each in lost), result.stderr
-    tracebacks = [line for line in lines if "Traceback" in line]
-    assert all(line.startswith(tuple(records)) for line in tracebacks), result.stderr
+    prefixes = re.findall(r"^(.*)Error waiting on exit barrier", result.stderr, re.MULTILINE)
+    for prefix in prefixes:
+        assert f"\n{prefix}torch.distributed.DistNetworkError" in result.stderr, result.stderr
+    tracebacks = [line for line in result.stderr.splitlines() if "Traceback" in line]
+    assert all(line.startswith(tuple(prefixes)) for line in tracebacks), result.stderr

@@ -61,9 +61,9 @@ ENDS = {
 
 
 def program_that_ends(end: str) -> str:
-    """Return a program that prints, and ends with one of ENDS.
+    """Return a program that prints a text, and then ends with one of ENDS.
 
-    An unfinished line survives each end but those that don't flush a forked program's output.
+    The text is an unfinished line, unless the end would lose it in a forked program with `-u`.
     """
     unfinished = "" if "_exit" in end or "SIGKILL" in end else ", end=''"
     modules = "import atexit, os, signal, sys, threading, time"
@@ -260,7 +260,7 @@ def test_the_forked_python_ends_like_the_real_python(end, code):
     assert forked[2].splitlines()[-1:] == real[2].splitlines()[-1:]
 
 
-def test_the_forked_python_writes_a_line_at_once():
+def test_the_forked_python_writes_a_whole_line_at_a_time_with_u():
     text = "print('two', 'words'); print('next')"
     receiver, stdout = socket.socketpair(type=socket.SOCK_DGRAM)  # one datagram for each write
     with receiver, stdout:

@@ -16,6 +16,7 @@ from accel_demo.lab.nodes import launches
 from accel_demo.processes.environment import environment_for
 from tests.conftest import BIN, REPOSITORY
 
+pytestmark = pytest.mark.xdist_group("slurm")  # with --dist loadgroup: one cluster at a time
 FOLDER = REPOSITORY / "tutorials/cluster/slurm"
 LOCAL_SLURM = [sys.executable, str(FOLDER / "local_slurm.py")]
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.sbatch"))
@@ -71,7 +72,7 @@ class Cluster:
         file = self.course / f"{job}.txt"
         return file.read_text(encoding="utf-8") if file.exists() else ""
 
-    def wait(self, job: str, text: str | None = None, seconds: float = 100) -> str:
+    def wait(self, job: str, text: str | None = None, seconds: float = 300) -> str:
         """Wait until the job has printed a text or has ended. Return what it printed."""
         deadline = time.monotonic() + seconds
         while text is None or text not in self.printed(job):
@@ -95,7 +96,7 @@ class Cluster:
 
 
 @pytest.mark.system
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", ["nodes", "accelerate", "tasks"])
 def test_two_nodes_train_together_with_each_launcher(script, cluster):
     job = cluster.submit(f"{script}.sbatch", *SMALL, "--run-dir", f"runs/{script}")
@@ -105,14 +106,14 @@ def test_two_nodes_train_together_with_each_launcher(script, cluster):
 
 
 @pytest.mark.system
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_one_node_trains_with_two_processes(cluster):
     printed = cluster.wait(cluster.submit("one_node.sbatch", *SMALL, "--run-dir", "runs/one"))
     assert "2 processes on cpu" in printed and "done: " in printed, printed
 
 
 @pytest.mark.system
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_preempted_job_is_requeued_and_ends_with_the_bits_of_an_uninterrupted_one(cluster):
     """A requeued job would wait two minutes, so its start time is changed."""
     arguments = "--train-samples 2048 --test-samples 200 --epochs 3 --print-every 1".split()
@@ -133,14 +134,14 @@ def test_a_preempted_job_is_requeued_and_ends_with_the_bits_of_an_uninterrupted_
 
 
 @pytest.mark.system
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_job_near_its_time_limit_gets_the_signal_and_is_requeued(cluster):
     """`scancel --batch` sends what Slurm sends to the script before the limit."""
     arguments = "--train-samples 2048 --test-samples 200 --epochs 9 --print-every 1".split()
     job = cluster.submit("requeue.sbatch", *arguments, "--run-dir", "runs/limit")
     cluster.wait(job, "step 2:")
     cluster.run("scancel", "--signal=USR1", "--batch", job)
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 300
     while cluster.state(job, "JobState") != "PENDING":
         assert time.monotonic() < deadline, cluster.printed(job)
         time.sleep(0.2)
@@ -150,7 +151,7 @@ def test_a_job_near_its_time_limit_gets_the_signal_and_is_requeued(cluster):
 
 
 @pytest.mark.system
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_accel_demo_nodes_sets_the_variables_of_srun(cluster):
     """Only the numbers of the job and the names of the nodes differ."""
     srun = "srun --nodes=2 --ntasks-per-node=2 --label env".split()

@@ -15,9 +15,9 @@ A forked program differs from a program that is started normally:
 - A program that forgets an import may still work, because the server has imported the library.
 - Warnings raised while a library is imported are printed to the server's stderr.
 - SIGUSR2 prints the program's Python stack to stderr instead of killing the program.
-- With `-u` or PYTHONUNBUFFERED, output is written line by line, and an unfinished line is lost if
-  the program is killed or calls `os._exit`. Python writes each argument of `print` and the newline
-  separately, so the lines of two ranks could mix.
+- With `-u` or PYTHONUNBUFFERED, output is written line by line, because Python itself writes each
+  argument of `print` and the newline separately, so the lines of two ranks could mix. An unfinished
+  line is lost if the program is killed or calls `os._exit`.
 - String hashes are equal in all programs, so sets have the same order on all ranks.
 - At exit, a program runs its exit handlers and flushes its output, but does not finalize the
   interpreter, because finalization would copy memory for 2 seconds.

@@ -111,14 +111,18 @@ def explain(text: str) -> list[Explanation]:
     rows: dict[str, list[dict]] = {}
     for row in messages():
         rows.setdefault(row["means"], []).append(row)
+    # A harmless row with its own `search` identifies its lines, so that no other row finds them.
+    harmless = {
+        place
+        for row in messages()
+        if row.get("harmless") and "search" in row
+        for place in places_of(row["search"], text)
+    }
     found = []
-    harmless = set()  # the places whose lines report no fault, even if another row finds them
-    for same in sorted(rows.values(), key=lambda same: not same[0].get("harmless")):
+    for same in rows.values():
         searches = [row.get("search", row["message"]) for row in same]
         places = [place for each in searches for place in places_of(each, text)]
-        if same[0].get("harmless"):
-            harmless.update(places)
-        else:
+        if not same[0].get("harmless"):
             places = [place for place in places if place not in harmless]
         if places:
             found.append(explanation(same[0], places))

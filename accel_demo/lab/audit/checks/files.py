@@ -43,7 +43,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         elif len(writers) > 1:
             what = f"{many} write {name}. The last one wins, and a reader may see a mixture."
             yield _of_writers(ERROR, what, first)
-        elif appending and path not in evidence.unwritten:  # not only opened
+        elif appending and path not in evidence.unwritten:  # at least one rank has written to it
             what = f"{len(appending)} ranks append to {name}: their lines are mixed."
             yield _of_writers(WARNING, what, appending)
         elif finding := _read_while_written(path, ranks) or _read_too_early(path, ranks, evidence):
