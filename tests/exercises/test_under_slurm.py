@@ -20,7 +20,6 @@ from tests.conftest import BIN, REPOSITORY
 from tests.exercises.wrong_answers import ANSWERS, wrong_answers
 from tests.pages.pages import load_grader
 
-pytestmark = pytest.mark.xdist_group("slurm")  # with --dist loadgroup: one cluster at a time
 LOCAL_SLURM = [sys.executable, str(REPOSITORY / "tutorials/cluster/slurm/local_slurm.py")]
 NUMBER = "47"
 SCRIPTS = [Exercise(NUMBER).answer, *sorted((ANSWERS / NUMBER).glob("*.sbatch"))]

@@ -16,7 +16,6 @@ from accel_demo.lab.nodes import launches
 from accel_demo.processes.environment import environment_for
 from tests.conftest import BIN, REPOSITORY
 
-pytestmark = pytest.mark.xdist_group("slurm")  # with --dist loadgroup: one cluster at a time
 FOLDER = REPOSITORY / "tutorials/cluster/slurm"
 LOCAL_SLURM = [sys.executable, str(FOLDER / "local_slurm.py")]
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.sbatch"))
