@@ -54,8 +54,7 @@ TRAIN = IN_A_FUNCTION.format(
 )
 # A group's threads end only if this import precedes it. Otherwise, a process may abort at exit.
 ENDS_THREADS = "import torch.distributed.nn.functional\n"
-UNDER_TORCHRUN = f"""{ENDS_THREADS}
-def main():{TRAIN}
+UNDER_TORCHRUN = f"""{ENDS_THREADS}def main():{TRAIN}
 main()
 """
 
